@@ -1,0 +1,1 @@
+"""Offline work: rank traces, greedy search, recalibration, latency, throughput, banks."""

@@ -1,0 +1,136 @@
+"""Step-latency table: what a forward of n tokens and a draft-head evaluation of m rows cost on this machine.
+
+A step's cost is predicted as forward(n) + Σ_d propose_d(rows at depth d) + overhead, where the overhead (acceptance,
+commit, Python) is the median difference to live steps of a few trees.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import torch
+
+from entmtp.config import DecodingConfig, LatencyConfig
+from entmtp.decoding.engine import Decoder
+from entmtp.policy.schedulers import Policy
+from entmtp.tree.topology import CompiledTree, Tree
+
+
+@dataclass
+class LatencyTable:
+    """Milliseconds, as in `latency.json`; sizes in between are interpolated linearly."""
+
+    tokens: list[int]
+    forward_ms: list[float]
+    rows: list[int]
+    propose_ms: list[list[float]]  # per depth, per rows
+    overhead_ms: float
+    plain_ms: float  # one step of plain decoding
+    arch: str
+
+    def forward(self, n: int) -> float:
+        return float(np.interp(n, self.tokens, self.forward_ms))
+
+    def propose(self, depth: int, rows: int) -> float:
+        return float(np.interp(rows, self.rows, self.propose_ms[depth - 1]))
+
+    def step(self, tree: Tree, signal_depth: int | None = None) -> float:
+        """Milliseconds of one step with `tree` under a policy that looks at the path value of `signal_depth`."""
+        if tree.num_nodes == 0 and signal_depth is None:
+            return self.plain_ms
+        ms = self.forward(tree.num_nodes + 1) + self.overhead_ms
+        if self.arch == "medusa":  # one evaluation of all heads serves every tree and every signal
+            return ms + self.propose(1, 1)
+        reused = signal_depth or 0
+        for depth, rows in enumerate(tree.widths, 1):
+            greedy_only = {path[:-1] for path in tree.paths if len(path) == depth} == {(0,) * (depth - 1)}
+            if not (depth <= reused and greedy_only):
+                ms += self.propose(depth, rows)
+        return ms + sum(self.propose(depth, 1) for depth in range(1, reused + 1))
+
+    @classmethod
+    def from_json(cls, value: dict) -> "LatencyTable":
+        return cls(
+            value["forward"]["tokens"], value["forward"]["ms"], value["propose"]["rows"], value["propose"]["ms"],
+            value["overhead_ms"], value["plain_ms"], value["arch"],
+        )  # fmt: skip
+
+
+def _median_ms(run: Callable[[], object], repeats: int) -> float:
+    for _ in range(3):
+        run()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return median(times) * 1000
+
+
+@torch.inference_mode()
+def measure_latency(decoder: Decoder, config: LatencyConfig, prompt: list[int], decoding: DecodingConfig) -> dict:
+    """Measure the table at the configured contexts (medians of `repeats`; the table is their mean over contexts).
+
+    Returns the content of `latency.json`. `prompt` is a real one: the overhead is measured on live steps.
+    """
+    target, drafter, cache = decoder.target, decoder.drafter, decoder.cache
+    forward = np.zeros((len(config.contexts), len(config.sizes)))
+    for row, context in enumerate(config.contexts):
+        for column, n in enumerate(config.sizes):
+            tree = decoder.compile(Tree.of([(0,)] * 0)) if n == 1 else _chain_of(target, n, decoder)
+            cache.length = context
+            tokens = torch.arange(n, device=target.device) % target.vocab_size
+            positions = tree.depths + context
+            forward[row, column] = _median_ms(
+                lambda: target.model.logits(target.model.hidden(tokens, positions, cache, tree.mask_slice(context))),  # noqa: B023
+                config.repeats,
+            )
+        print(f"latency: context {context}: " + ", ".join(f"{n}: {ms:.1f} ms" for n, ms in
+                                                         zip(config.sizes, forward[row], strict=True)), flush=True)  # fmt: skip
+    cache.reset()
+    hidden = target.prefill(prompt, cache)[-1:]
+    propose = [
+        [_median_ms(lambda: _propose(drafter, depth, rows, hidden), config.repeats) for rows in config.widths]  # noqa: B023
+        for depth in range(1, drafter.depth + 1)
+    ]
+    table = {
+        "arch": drafter.arch,
+        "contexts": config.contexts,
+        "forward": {"tokens": config.sizes, "ms": forward.mean(axis=0).tolist()},
+        "forward_by_context": forward.tolist(),
+        "propose": {"rows": config.widths, "ms": propose},
+        "overhead_ms": 0.0,
+        "plain_ms": 0.0,
+    }
+    table["plain_ms"], table["overhead_ms"] = _live(decoder, LatencyTable.from_json(table), prompt, decoding)
+    return table
+
+
+def _chain_of(target, n: int, decoder: Decoder) -> CompiledTree:
+    """Any topology of n tokens will do for the forward: the mask's values do not change its cost."""
+    shape = Tree.of([(rank,) for rank in range(n - 1)])
+    return CompiledTree(shape, target.mask_rows, decoder.capacity, target.dtype, target.device)
+
+
+def _propose(drafter, depth: int, rows: int, hidden: torch.Tensor) -> None:
+    if drafter.arch == "medusa":
+        drafter.start(hidden, 0)
+        return
+    paths = torch.zeros(rows, depth, dtype=torch.long, device=hidden.device)
+    drafter.candidates(drafter.path_logits(depth, hidden, paths))
+
+
+def _live(decoder: Decoder, table: LatencyTable, prompt: list[int], decoding: DecodingConfig) -> tuple[float, float]:
+    """Milliseconds of a plain step, and the part of a live step that forward and propose do not explain."""
+    plain = [step.seconds * 1000 for step in decoder.plain(prompt, decoding).steps]
+    rest = []
+    for size in (1, 4, 8):
+        tree = Tree.of([(0,) * min(d, decoder.drafter.depth) for d in range(1, min(size, decoder.drafter.depth) + 1)])
+        policy = Policy("overhead", [tree])
+        steps = [step.seconds * 1000 for step in decoder.generate(prompt, policy, decoding).steps]
+        if steps:
+            rest.append(median(steps) - table.step(tree))
+    plain_ms = median(plain) if plain else table.forward(1)
+    return plain_ms, max(0.0, median(rest)) if rest else 0.0

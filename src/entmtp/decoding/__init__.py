@@ -1,0 +1,1 @@
+"""Decoding: noise, verification rules, the step loop, plain decoding."""

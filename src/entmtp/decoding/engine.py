@@ -1,0 +1,215 @@
+"""The step loop: propose -> verify -> commit, with a policy that picks the tree of every step.
+
+Batch size is 1: a step's tree is one sequence's; batches would need ragged trees and caches.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from entmtp.config import DecodingConfig
+from entmtp.decoding.plain import plain_tokens
+from entmtp.decoding.sampling import Chooser, GumbelNoise
+from entmtp.decoding.verify import accept_exact, accept_typical
+from entmtp.errors import EntmtpError
+from entmtp.heads.drafter import Drafter, top1_prob
+from entmtp.policy.schedulers import Policy
+from entmtp.tree.topology import CompiledTree, Tree
+
+
+@dataclass
+class Step:
+    """One round. `accepted` drafted tokens were committed beside the root; times are seconds."""
+
+    tree: int
+    nodes: int
+    accepted: int
+    node: int  # the tree's node that the last committed token belongs to
+    signal: float  # path value that the policy saw; NaN when it looks at none
+    seconds: float
+    scheduler_seconds: float
+    tokens: list[int]
+
+
+@dataclass
+class Generation:
+    """A finished text. `seconds` = prefill + decode; `tokens` include the stop token that ended it."""
+
+    tokens: list[int]
+    prefill_seconds: float
+    decode_seconds: float
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def scheduler_seconds(self) -> float:
+        return sum(step.scheduler_seconds for step in self.steps)
+
+
+class Decoder:
+    """A target, its draft heads and their compiled trees, with one KV cache reused for every prompt.
+
+    `capacity` positions must hold prompt, new tokens and the largest tree; `room` computes it.
+    """
+
+    def __init__(self, target, drafter: Drafter | None, capacity: int):
+        self.target, self.drafter, self.capacity = target, drafter, capacity
+        self.cache = target.new_cache(capacity)
+        self.compiled: dict[Tree, CompiledTree] = {}
+
+    @staticmethod
+    def room(prompt_tokens: int, max_new_tokens: int, trees: list[Tree]) -> int:
+        return prompt_tokens + max_new_tokens + max((tree.num_nodes for tree in trees), default=0) + 1
+
+    def compile(self, tree: Tree) -> CompiledTree:
+        """The tree's tensors, made at first use (before decoding: a switch is then an index)."""
+        if tree not in self.compiled:
+            if tree.num_nodes and self.drafter is None:
+                raise EntmtpError("a non-empty draft tree needs draft heads")
+            if tree.num_nodes:
+                tree.check_fits(self.drafter.depth, self.drafter.width)
+            self.compiled[tree] = CompiledTree(
+                tree, self.target.mask_rows, self.capacity, self.target.dtype, self.target.device
+            )
+        return self.compiled[tree]
+
+    def check(self, prompt: list[int], max_new_tokens: int, trees: list[Tree]) -> None:
+        if not prompt or not isinstance(prompt[0], int):
+            raise EntmtpError("the prompt must be one non-empty list of token ids (batch size 1 only)")
+        self.target.check_room(len(prompt), max_new_tokens)
+        need = self.room(len(prompt), max_new_tokens, trees)
+        if need > self.capacity:
+            raise EntmtpError(f"this run needs {need} cache rows, the decoder has {self.capacity}")
+
+    def plain(self, prompt: list[int], decoding: DecodingConfig, prompt_id: str = "") -> Generation:
+        """Plain decoding, timed the same way as `generate`."""
+        self.check(prompt, decoding.max_new_tokens, [])
+        chooser = make_chooser(self.target, decoding, prompt_id)
+        start = time.perf_counter()
+        stream = plain_tokens(self.target, self.cache, prompt, decoding.max_new_tokens, chooser)
+        tokens, steps, last = [next(stream)], [], time.perf_counter()
+        prefill_end = last
+        for token in stream:
+            now = time.perf_counter()
+            steps.append(Step(0, 0, 0, 0, float("nan"), now - last, 0.0, [tokens[-1]]))
+            tokens.append(token)
+            last = now
+        return Generation(tokens, prefill_end - start, last - prefill_end, steps)
+
+    def generate(self, prompt: list[int], policy: Policy, decoding: DecodingConfig, prompt_id: str = "") -> Generation:
+        """Decode one prompt under `policy`. Exact modes give the very tokens of `plain`."""
+        start = time.perf_counter()
+        stream = self.stream(prompt, policy, decoding, prompt_id)
+        tokens, steps = [], []
+        prefill_end = start
+        for step in stream:
+            if step is None:
+                prefill_end = time.perf_counter()
+                continue
+            tokens.extend(step.tokens)
+            steps.append(step)
+        end = time.perf_counter()
+        if steps and steps[-1].nodes < 0:  # the last root was committed without a forward
+            steps.pop()
+        return Generation(tokens, prefill_end - start, end - prefill_end, steps)
+
+    @torch.inference_mode()
+    def stream(
+        self, prompt: list[int], policy: Policy, decoding: DecodingConfig, prompt_id: str = ""
+    ) -> Iterator[Step | None]:
+        """Yield None after the prefill, then every step as it commits its tokens.
+
+        A last root that needs no forward (a stop token, or the budget's last token) comes as a Step with nodes -1.
+        """
+        target, cache, stop, budget = self.target, self.cache, self.target.stop_ids, decoding.max_new_tokens
+        self.check(prompt, budget, policy.trees)
+        trees = [self.compile(tree) for tree in policy.trees]
+        chooser = make_chooser(target, decoding, prompt_id)
+        policy.reset()
+        cache.reset()
+        hidden = target.prefill(prompt, cache)[-1:]
+        logits = target.model.logits(hidden)
+        root = chooser(logits, [len(prompt)])[0]
+        yield None
+        count = 0
+        while True:
+            if root in stop or count + 1 == budget:
+                yield Step(0, -1, 0, 0, float("nan"), 0.0, 0.0, [root])
+                return
+            begin = time.perf_counter()
+            signal, index, scheduler = self._schedule(policy, hidden, logits, root)
+            tree = trees[index]
+            nodes, tokens, hidden, logits, root = self._verify(tree, hidden, root, chooser, decoding)
+            committed = _cut([tokens[node] for node in nodes], stop, budget - count)
+            count += len(committed)
+            seconds = time.perf_counter() - begin
+            yield Step(index, tree.n - 1, len(committed) - 1, nodes[len(committed) - 1], signal, seconds, scheduler, committed)
+            if committed[-1] in stop or count == budget:
+                return
+
+    def _schedule(self, policy: Policy, hidden: Tensor, logits: Tensor, root: int) -> tuple[float, int, float]:
+        """Signals of this position -> (path value, tree index, seconds of signal, choice and switch).
+
+        The heads' forward along the greedy path is part of proposing and is not counted as scheduling.
+        """
+        if policy.depth is None and all(tree.num_nodes == 0 for tree in policy.trees):
+            return float("nan"), policy.choose(float("nan")), 0.0
+        self.drafter.start(hidden, root)
+        if policy.depth is None:
+            begin = time.perf_counter()
+            index = policy.choose(float("nan"))
+            return float("nan"), index, time.perf_counter() - begin
+        self.drafter.extend(policy.depth)
+        begin = time.perf_counter()
+        value = top1_prob(logits)
+        if policy.depth:
+            value = value * self.drafter.greedy_probs(policy.depth).prod()
+        signal = float(value)
+        index = policy.choose(signal)
+        return signal, index, time.perf_counter() - begin
+
+    def _verify(self, tree: CompiledTree, hidden: Tensor, root: int, chooser: Chooser, decoding: DecodingConfig):
+        """Draft, one target forward, acceptance, commit.
+
+        Returns accepted nodes, all tokens, the hidden state [1, H] and logits [1, V] after the last accepted node,
+        and the next root.
+        """
+        target, cache = self.target, self.cache
+        if tree.n == 1:
+            drafted = torch.tensor([root], device=target.device)
+        else:
+            drafted = self.drafter.fill(tree)
+        # drafts past the model's last position can be proposed near the end, never committed
+        positions = (tree.depths + cache.length).clamp_max(target.max_positions - 1)
+        all_hidden = target.model.hidden(drafted, positions, cache, tree.mask_slice(cache.length))
+        all_logits = target.model.logits(all_hidden)
+        tokens = drafted.tolist()
+        if decoding.mode == "typical":
+            nodes = accept_typical(
+                tree.tree, tokens, all_logits, decoding.temperature, decoding.epsilon, decoding.alpha
+            )
+            root = int(all_logits[nodes[-1]].argmax())  # Medusa: the root itself is greedy
+        else:
+            choices = chooser(all_logits, [cache.length + depth + 1 for depth in tree.tree.depths])
+            nodes = accept_exact(tree.tree, tokens, choices)
+            root = choices[nodes[-1]]
+        cache.commit(nodes)
+        last = nodes[-1]
+        return nodes, tokens, all_hidden[last : last + 1], all_logits[last : last + 1], root
+
+
+def make_chooser(target, decoding: DecodingConfig, prompt_id: str) -> Chooser:
+    """greedy and typical choose by argmax; sample by Gumbel-max with the prompt's own noise."""
+    if decoding.mode != "sample":
+        return Chooser()
+    return Chooser(decoding.temperature, GumbelNoise(decoding.seed, prompt_id, target.vocab_size, target.device))
+
+
+def _cut(tokens: list[int], stop: set[int], budget: int) -> list[int]:
+    """Committed tokens of a step: up to the first stop id, that included, and within the budget."""
+    for index, token in enumerate(tokens[:budget]):
+        if token in stop:
+            return tokens[: index + 1]
+    return tokens[:budget]

@@ -1,0 +1,55 @@
+"""Gumbel-max sampling with counter-based noise: the token at a position does not depend on how it was reached.
+
+argmax(logits / T + g) with standard Gumbel noise g is an exact draw from softmax(logits / T). The noise is a pure
+function of (seed, prompt id, absolute position), so plain decoding and every tree share it, and the sampled text is
+the same for all of them (DESIGN 4).
+"""
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class GumbelNoise:
+    """Gumbel noise [vocab] for any absolute position of one prompt."""
+
+    def __init__(self, seed: int, prompt_id: str, vocab_size: int, device: str = "cpu", keep: int = 64):
+        digest = hashlib.sha256(f"{seed}\x00{prompt_id}".encode()).digest()
+        self.key = np.frombuffer(digest[:16], dtype=np.uint64)
+        self.vocab_size, self.device, self.keep = vocab_size, device, keep
+        self.rows: dict[int, Tensor] = {}
+
+    def row(self, position: int) -> Tensor:
+        """float32 [vocab]; recent positions are kept, since a tree looks at them again in the next step."""
+        row = self.rows.get(position)
+        if row is None:
+            # the position is the high word of Philox's counter: streams of different positions never overlap
+            bits = np.random.Philox(key=self.key, counter=np.array([0, 0, 0, position], dtype=np.uint64))
+            exponential = np.random.Generator(bits).standard_exponential(self.vocab_size, dtype=np.float64)
+            row = torch.from_numpy(-np.log(exponential)).to(torch.float32).to(self.device)
+            if len(self.rows) >= self.keep:
+                del self.rows[min(self.rows)]
+            self.rows[position] = row
+        return row
+
+
+class Chooser:
+    """The target's choice of a token from its logits: argmax, or argmax of logits / T + noise at that position."""
+
+    def __init__(self, temperature: float = 0.0, noise: GumbelNoise | None = None):
+        if (temperature > 0) != (noise is not None):
+            raise ValueError("sampling needs both a temperature above 0 and its noise; greedy needs neither")
+        self.temperature, self.noise = temperature, noise
+
+    def scores(self, logits: Tensor, positions: list[int]) -> Tensor:
+        """Scores [n, vocab] whose argmax is the choice. `positions` [n] are those of the tokens to be chosen."""
+        if self.noise is None:
+            return logits
+        noise = torch.stack([self.noise.row(position) for position in positions])
+        return logits.float() / self.temperature + noise
+
+    def __call__(self, logits: Tensor, positions: list[int]) -> list[int]:
+        """logits [n, vocab] -> n token ids."""
+        return self.scores(logits, positions).argmax(dim=-1).tolist()

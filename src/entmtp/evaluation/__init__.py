@@ -1,0 +1,1 @@
+"""From timed rows and checks to what a reader sees: statistics, summary, tables, figures, report."""

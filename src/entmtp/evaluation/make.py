@@ -1,0 +1,86 @@
+"""One call per pipeline rule: read a run folder's files, build, write."""
+
+from pathlib import Path
+from typing import Any
+
+from entmtp.config import BenchConfig, PlotConfig
+from entmtp.errors import EntmtpError
+from entmtp.evaluation import figure_data as read
+from entmtp.evaluation import figures as draw
+from entmtp.evaluation.report import FIGURES, read_captions, write_report
+from entmtp.evaluation.summary import build_summary, summarise, write_summary
+from entmtp.evaluation.tables import build_tables
+from entmtp.io import read_json
+
+
+def make_summary(
+    run: str | Path,
+    tasks: list[str],
+    policies: list[str],
+    bench_config: BenchConfig,
+    provenance: dict[str, Any],
+    out: str | Path | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Write `<run>/summary.json` (or `out`) from bench/, checks/ and perplexity/ of `tasks`; return it."""
+    lossless = read.read_checks(run, "checks/lossless", tasks)
+    replay = read.read_checks(run, "checks/replay", tasks)
+    perplexity = read.read_checks(run, "perplexity", tasks)
+    rows = summarise(read.read_bench(run, tasks), lossless, perplexity, bench_config, policies, seed)
+    summary = build_summary(rows, lossless, replay, provenance)
+    write_summary(out or Path(run) / "summary.json", summary)
+    return summary
+
+
+def make_tables(summary_path: str | Path, out: str | Path) -> None:
+    """Write `<out>/tables/{speed,perplexity,trees}.{csv,md,tex}`."""
+    for table in build_tables(read_json(summary_path)["rows"]):
+        table.write(Path(out) / "tables")
+
+
+def make_figures(
+    run: str | Path,
+    tasks: list[str],
+    heads: list[str],
+    plot: PlotConfig,
+    out: str | Path,
+    split: str = "test",
+    summary_path: str | Path | None = None,
+) -> None:
+    """Write `<out>/figures/<name>.{png,svg}` for every name of report.FIGURES.
+
+    `heads`: names of heads whose trees were calibrated; `split`: of the rank traces behind acceptance by entropy.
+    """
+    rows = read_json(summary_path or Path(run) / "summary.json")["rows"]
+    bench = read.read_bench(run, tasks)
+    throughput = read.read_trees(run, heads, tasks, "throughput.json")
+    recalibrated = read.read_trees(run, heads, tasks, "recalibrated.json")
+    banks = read.read_trees(run, heads, tasks, "bank.json")
+    if not (throughput and recalibrated and banks):
+        raise EntmtpError(f"{run}/trees: no calibrated trees of heads {', '.join(heads)} on {', '.join(tasks)}")
+    latency = {name: read_json(Path(run) / "latency" / f"{name}.json") for name in heads}
+    generation = read.pick_generation(bench)
+    made = {
+        "speedup": draw.speedup(rows, plot),
+        "throughput_tree_size": draw.throughput_tree_size(throughput, banks, plot),
+        "acceptance_frontier": draw.acceptance_frontier(recalibrated, plot),
+        "step_latency": draw.step_latency(latency, throughput, read.bench_step_latency(bench), plot),
+        "accept_entropy": draw.accept_entropy(read.read_accepted_by_entropy(run, heads, tasks, split), plot),
+        "tree_choice": draw.tree_choice(generation, read.read_thresholds(run, generation), plot),
+        "scheduler_overhead": draw.scheduler_overhead(rows, plot),
+    }
+    for name, figure in made.items():
+        draw.save_figure(figure, Path(out) / "figures" / name)
+
+
+def make_report(run: str | Path, out: str | Path, summary_path: str | Path | None = None) -> None:
+    """Write `<out>/report.html` from summary.json, config.yaml (of `run`) and the PNGs under `<out>/figures`."""
+    summary = read_json(summary_path or Path(run) / "summary.json")
+    config = Path(run) / "config.yaml"
+    try:
+        config_yaml = config.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise EntmtpError(f"{config}: no such file") from error
+    figures = {name: Path(out) / "figures" / f"{name}.png" for name in FIGURES}
+    tables = build_tables(summary["rows"])
+    write_report(Path(out) / "report.html", summary, tables, figures, read_captions(), config_yaml)

@@ -1,0 +1,1 @@
+"""Draft heads: Medusa and Hydra forward, text by the target, training, native format."""

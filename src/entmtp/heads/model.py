@@ -1,0 +1,132 @@
+"""Draft heads as modules: Medusa and Hydra bodies over a restricted draft vocabulary, and their native file format.
+
+Head d (1-based) predicts the token d places after the root, from the target's hidden state h that chose the root:
+
+- Medusa (arXiv 2401.10774): from h alone, residual SiLU blocks.
+- Hydra (arXiv 2402.05109): from [h, embedding of the root, embeddings of the d - 1 drafted tokens since], oldest
+  first: a linear layer to the hidden size, then residual SiLU blocks.
+
+The vocabulary projection is the target's own head, frozen and restricted to the draft vocabulary (FR-Spec); it is taken
+from the target at load and not stored. A token outside the draft vocabulary is never drafted, which costs speed only.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from entmtp.errors import EntmtpError
+from entmtp.io import atomic, read_json, write_json
+
+LinearLike = Callable[[Tensor], Tensor]
+
+
+@dataclass
+class HeadsFormat:
+    """What `config.json` of the native format holds."""
+
+    arch: str  # medusa | hydra
+    depth: int
+    blocks: int
+    hidden_size: int
+    draft_vocab: int
+    target: str  # fingerprint of the target that the heads were trained for
+    embedding_scale: float = 1.0  # hydra: embeddings are multiplied by this, so that inputs have comparable size
+    format: str = "entmtp-heads-1"
+
+
+def run_body(x: Tensor, first: LinearLike | None, blocks: Sequence[LinearLike]) -> Tensor:
+    """x [..., in] -> [..., hidden]: an optional linear layer, then residual SiLU blocks."""
+    if first is not None:
+        x = first(x)
+    for block in blocks:
+        x = x + F.silu(block(x))
+    return x
+
+
+class DraftHeads(nn.Module):
+    """All heads of one kind. `token_map` [draft_vocab] gives the target's token id of each draft token."""
+
+    def __init__(self, config: HeadsFormat, token_map: Tensor):
+        super().__init__()
+        self.config = config
+        h = config.hidden_size
+        self.register_buffer("token_map", token_map.to(torch.int32))
+        hydra = config.arch == "hydra"
+        self.first = nn.ModuleList([nn.Linear((d + 1) * h, h) for d in range(1, config.depth + 1)] if hydra else [])
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(nn.Linear(h, h) for _ in range(config.blocks)) for _ in range(config.depth)
+        )
+
+    def reset(self, seed: int) -> None:
+        """Start every head as the target's own next-token prediction: h passes through, everything else is small."""
+        generator = torch.Generator().manual_seed(seed)
+        for block in self.blocks.modules():
+            if isinstance(block, nn.Linear):
+                nn.init.zeros_(block.weight)
+                nn.init.zeros_(block.bias)
+        for linear in self.first:
+            h = self.config.hidden_size
+            nn.init.normal_(linear.weight, std=0.01, generator=generator)
+            nn.init.zeros_(linear.bias)
+            with torch.no_grad():
+                linear.weight[:, :h] += torch.eye(h)
+
+    def features(self, depth: int, hidden: Tensor, embeddings: Sequence[Tensor]) -> Tensor:
+        """Head `depth`'s features [n, hidden] from h [n, hidden] and `depth` embeddings [n, hidden], root's first."""
+        if self.config.arch == "medusa":
+            return run_body(hidden, None, self.blocks[depth - 1])
+        scaled = [embedding * self.config.embedding_scale for embedding in embeddings[:depth]]
+        return run_body(torch.cat([hidden, *scaled], dim=-1), self.first[depth - 1], self.blocks[depth - 1])
+
+
+def save_heads(heads: DraftHeads, folder: str | Path, dtype: torch.dtype = torch.float16) -> None:
+    """Write the native format. Values beyond the dtype's range are an error, never a silent infinity."""
+    folder = Path(folder)
+    state = {}
+    for key, value in heads.state_dict().items():
+        stored = value if key == "token_map" else value.to(dtype)
+        if stored.is_floating_point() and not torch.isfinite(stored).all():
+            raise EntmtpError(f"heads: {key} does not fit {dtype} or is not finite")
+        state[key] = stored.contiguous()
+    with atomic(folder / "model.safetensors") as partial:
+        save_file(state, partial, metadata={"format": "pt"})
+    write_json(folder / "config.json", asdict(heads.config))
+
+
+def load_heads(folder: str | Path, target) -> DraftHeads:
+    """Read the native format and check that it fits `target`. Raises EntmtpError that says what does not fit."""
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise EntmtpError(f"{folder}: no heads here (config.json is missing); train some with `snakemake heads`")
+    raw = read_json(folder / "config.json")
+    try:
+        config = HeadsFormat(**raw)
+    except TypeError as error:
+        raise EntmtpError(f"{folder / 'config.json'}: not a heads config ({error})") from error
+    if config.hidden_size != target.hidden_size:
+        raise EntmtpError(
+            f"{folder}: heads for hidden size {config.hidden_size}, but the target has {target.hidden_size}"
+        )
+    if config.target != target.fingerprint:
+        raise EntmtpError(
+            f"{folder}: heads were trained for target {config.target}, this target is {target.fingerprint}; "
+            "draft heads fit one target only: train heads for this one"
+        )
+    try:
+        state = load_file(folder / "model.safetensors")
+        heads = DraftHeads(config, torch.zeros(config.draft_vocab))
+        heads.load_state_dict({key: v if key == "token_map" else v.float() for key, v in state.items()})
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise EntmtpError(f"{folder / 'model.safetensors'}: does not match its config.json ({error})") from error
+    if int(heads.token_map.max()) >= target.vocab_size:
+        raise EntmtpError(f"{folder}: draft vocabulary names token {int(heads.token_map.max())}, but the target has "
+                          f"{target.vocab_size}")  # fmt: skip
+    if not all(torch.isfinite(parameter).all() for parameter in heads.parameters()):
+        raise EntmtpError(f"{folder / 'model.safetensors'}: holds NaN or infinite weights")
+    return heads.eval()

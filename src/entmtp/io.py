@@ -1,0 +1,156 @@
+"""Files between stages: written whole or not at all, read with messages that name the place of an error."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from entmtp.errors import EntmtpError
+
+
+@contextmanager
+def atomic(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary name beside `path`; rename it to `path` only when the block ends without an error."""
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EntmtpError(f"cannot create folder {path.parent}: {error.strerror}; choose a writable one") from error
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        os.replace(partial, path)
+    except OSError as error:
+        raise EntmtpError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _reason(error: OSError) -> str:
+    return "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error))
+
+
+def write_text(path: str | Path, text: str) -> None:
+    with atomic(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write readable JSON. NaN and infinity are refused: they are not JSON."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: str | Path) -> Any:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise EntmtpError(f"{path}: {_reason(error)}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise EntmtpError(f"{path}: not valid JSON ({error})") from error
+
+
+def write_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
+    with atomic(path) as partial, partial.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_jsonl(path: str | Path) -> list[dict]:
+    """Read one JSON object a line; a broken line is an error that names file and line number."""
+    rows = []
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line.decode("utf-8"))
+                except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                    raise EntmtpError(f"{path}, line {number}: not valid JSON ({error})") from error
+                if not isinstance(row, dict):
+                    raise EntmtpError(f"{path}, line {number}: expected a JSON object, found {type(row).__name__}")
+                rows.append(row)
+    except OSError as error:
+        raise EntmtpError(f"{path}: {_reason(error)}") from error
+    return rows
+
+
+def write_parquet(path: str | Path, rows: Any) -> None:
+    """Write a DataFrame or a list of dicts as Parquet."""
+    import pandas as pd
+
+    frame = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(rows)
+    with atomic(path) as partial:
+        frame.to_parquet(partial, index=False)
+
+
+def read_parquet(path: str | Path) -> Any:
+    import pandas as pd
+
+    try:
+        return pd.read_parquet(path)
+    except FileNotFoundError as error:
+        raise EntmtpError(f"{path}: no such file") from error
+    except (OSError, ValueError) as error:
+        raise EntmtpError(f"{path}: not a readable Parquet file ({error})") from error
+
+
+def sha256_file(path: str | Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise EntmtpError(f"{path}: {_reason(error)}") from error
+
+
+def sha256_json(value: Any) -> str:
+    """Hash of a JSON value, independent of key order."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+class Journal:
+    """A JSONL file of finished pieces of a long job, so that an interrupted job resumes and loses nothing.
+
+    A line is complete or ignored: a torn last line (the job was killed while writing) is cut off on opening.
+    The first line is a fingerprint of the job; a journal of another job is started afresh.
+    """
+
+    def __init__(self, path: str | Path, fingerprint: str):
+        self.path = Path(path)
+        self.rows: list[dict] = []
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            content = self.path.read_bytes()
+            whole = content[: content.rfind(b"\n") + 1]
+            rows = self._parse(whole)
+            if rows and rows[0] == {"fingerprint": fingerprint}:
+                self.rows = rows[1:]
+                if len(whole) < len(content):  # cut the torn line in place: finished lines are never rewritten
+                    os.truncate(self.path, len(whole))
+                return
+        write_text(self.path, json.dumps({"fingerprint": fingerprint}) + "\n")
+
+    def _parse(self, content: bytes) -> list[dict]:
+        rows = []
+        for number, line in enumerate(content.splitlines(), 1):
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise EntmtpError(f"{self.path}, line {number}: damaged journal ({error}); delete it") from error
+        return rows
+
+    def append(self, row: dict) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.rows.append(row)
+
+    def done(self, key: Callable[[dict], Any]) -> set:
+        return {key(row) for row in self.rows}
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)

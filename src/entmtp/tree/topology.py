@@ -1,0 +1,157 @@
+"""A draft tree as arrays: nodes, parents, depths, ancestor mask, children.
+
+A tree is a prefix-closed set of rank paths such as (0,), (0, 0), (1,): path (1, 2) means "the third candidate of head
+2 after the second candidate of head 1". Node 0 is the root, the token that the target has already chosen; node i + 1
+is the i-th path in the order (depth, path).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from entmtp.errors import EntmtpError
+
+Path = tuple[int, ...]
+
+
+def normalise_paths(paths: Iterable[Iterable[int]]) -> tuple[Path, ...]:
+    """Sorted by (depth, path). Raises EntmtpError for duplicates, negative ranks or a missing ancestor."""
+    listed = [tuple(int(rank) for rank in path) for path in paths]
+    unique = set(listed)
+    if len(unique) != len(listed):
+        raise EntmtpError("tree: a path is listed twice")
+    for path in unique:
+        if not path or min(path) < 0:
+            raise EntmtpError(f"tree: {list(path)} is not a path of ranks >= 0")
+        if len(path) > 1 and path[:-1] not in unique:
+            raise EntmtpError(f"tree: path {list(path)} has no parent {list(path[:-1])}; trees are prefix-closed")
+    return tuple(sorted(unique, key=lambda path: (len(path), path)))
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A normalised, hashable draft tree. `Tree(())` is the empty tree: plain decoding."""
+
+    paths: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, paths: Iterable[Iterable[int]]) -> "Tree":
+        return cls(normalise_paths(paths))
+
+    @property
+    def num_nodes(self) -> int:
+        """Drafted nodes, root excluded."""
+        return len(self.paths)
+
+    @cached_property
+    def depth(self) -> int:
+        return max((len(path) for path in self.paths), default=0)
+
+    @cached_property
+    def max_rank(self) -> int:
+        return max((rank for path in self.paths for rank in path), default=-1)
+
+    @cached_property
+    def parents(self) -> list[int]:
+        """Parent node of every node; the root's is -1. [num_nodes + 1]"""
+        index = {(): 0} | {path: i + 1 for i, path in enumerate(self.paths)}
+        return [-1] + [index[path[:-1]] for path in self.paths]
+
+    @cached_property
+    def depths(self) -> list[int]:
+        """Depth of every node, the root's is 0. [num_nodes + 1]"""
+        return [0] + [len(path) for path in self.paths]
+
+    @cached_property
+    def children(self) -> list[list[int]]:
+        """Child nodes of every node, by rank. [num_nodes + 1] lists"""
+        children: list[list[int]] = [[] for _ in self.parents]
+        for node, parent in enumerate(self.parents[1:], 1):
+            children[parent].append(node)
+        return children
+
+    @cached_property
+    def widths(self) -> list[int]:
+        """For each depth d = 1..depth: how many nodes of depth d - 1 have children (rows head d evaluates)."""
+        return [len({path[:-1] for path in self.paths if len(path) == d}) for d in range(1, self.depth + 1)]
+
+    def ancestors(self) -> Tensor:
+        """bool [n, n], n = num_nodes + 1: row i is True at i and at its ancestors (Medusa's tree attention)."""
+        n = self.num_nodes + 1
+        mask = torch.zeros(n, n, dtype=torch.bool)
+        for node, parent in enumerate(self.parents):
+            if parent >= 0:
+                mask[node] = mask[parent]
+            mask[node, node] = True
+        return mask
+
+    def path_nodes(self, node: int) -> list[int]:
+        """Nodes from the root to `node`, both included."""
+        nodes = [node]
+        while nodes[-1] != 0:
+            nodes.append(self.parents[nodes[-1]])
+        return nodes[::-1]
+
+    def check_fits(self, depth: int, width: int, what: str = "tree") -> None:
+        """Refuse a tree deeper than the heads or wider than the ranks that they propose."""
+        if self.depth > depth:
+            raise EntmtpError(f"{what}: depth {self.depth} exceeds the {depth} draft heads; use trees of depth <= {depth}")
+        if self.max_rank >= width:
+            raise EntmtpError(
+                f"{what}: rank {self.max_rank} is outside the {width} candidates that a head proposes "
+                f"(heads.width, at most its draft vocabulary); use ranks < {width}"
+            )
+
+
+@dataclass(frozen=True)
+class Level:
+    """Indices that fill one depth: children [c] are nodes start..end, candidates come from `rows` x `ranks`."""
+
+    ancestors: Tensor  # [rows, d] nodes from the root to each parent
+    rows: Tensor  # [c] row of each child's parent
+    ranks: Tensor  # [c]
+    start: int
+    end: int
+    greedy_only: bool  # the only parent lies on the greedy path
+
+
+class CompiledTree:
+    """A tree's tensors on the target's device, made once; switching trees is choosing another of these.
+
+    `mask_slice(context)` is additive [groups * n, context + n]: a view into one buffer whose left part, the
+    context, is all zeros and whose right part is the tree, so that a step writes nothing (see KVCache: context rows
+    come first).
+    """
+
+    def __init__(self, tree: Tree, groups: int, capacity: int, dtype: torch.dtype, device: str):
+        self.tree, self.n, self.capacity = tree, tree.num_nodes + 1, capacity
+        block = torch.zeros(self.n, self.n, dtype=dtype, device=device)
+        block.masked_fill_(~tree.ancestors().to(device), torch.finfo(dtype).min)
+        buffer = torch.zeros(self.n, capacity + self.n, dtype=dtype, device=device)
+        buffer[:, capacity:] = block
+        self.buffer = buffer.repeat(groups, 1)
+        self.depths = torch.tensor(tree.depths, device=device)
+        self.node_depth = torch.tensor([len(path) - 1 for path in tree.paths], dtype=torch.long, device=device)
+        self.node_rank = torch.tensor([path[-1] for path in tree.paths], dtype=torch.long, device=device)
+        self.levels = [self._level(tree, depth, device) for depth in range(1, tree.depth + 1)]
+
+    @staticmethod
+    def _level(tree: Tree, depth: int, device: str) -> Level:
+        nodes = [node for node, d in enumerate(tree.depths) if d == depth]
+        parents = sorted({tree.parents[node] for node in nodes})
+        row = {parent: index for index, parent in enumerate(parents)}
+        greedy = all(rank == 0 for parent in parents if parent for rank in tree.paths[parent - 1])
+        return Level(
+            ancestors=torch.tensor([tree.path_nodes(parent) for parent in parents], device=device),
+            rows=torch.tensor([row[tree.parents[node]] for node in nodes], device=device),
+            ranks=torch.tensor([tree.paths[node - 1][-1] for node in nodes], device=device),
+            start=nodes[0],
+            end=nodes[-1] + 1,
+            greedy_only=len(parents) == 1 and greedy,
+        )
+
+    def mask_slice(self, context: int) -> Tensor | None:
+        return None if self.n == 1 else self.buffer[:, self.capacity - context :]
