@@ -43,6 +43,7 @@ class TrainConfig:
     """Text by the target itself, then training of the heads on it (FACTS 4)."""
 
     prompts: list[PromptSource] = field(default_factory=list)  # never a calibration or test prompt
+    max_texts: int | None = None  # stop after this many texts of the seeded order
     max_prompt_tokens: int = 400
     max_new_tokens: int = 160
     batch: int = 64
@@ -181,6 +182,7 @@ class Config:
     experiment: str = "quick"
     tasks: list[str] = field(default_factory=list)
     policies: list[str] = field(default_factory=list)
+    task_overrides: dict[str, dict[str, Any]] = field(default_factory=dict)  # {task: {key of TaskConfig: value}}
     heads_trained: list[str] = field(default_factory=list)
     dtype: str = "float32"
     device: str = "cpu"

@@ -24,8 +24,9 @@ def bench_row(task: str, policy: str, prompt: int, order: int = 0) -> dict:
     """One generation of 24 to 40 tokens; a step accepts 0 to 2 tokens (plain decoding: none)."""
     rng = np.random.default_rng([len(task), POLICIES.index(policy), prompt])
     total, accepted, trees = 24 + 4 * (prompt % 5), [], []
-    while sum(accepted) + len(accepted) < total:
-        left = total - sum(accepted) - len(accepted) - 1
+    in_steps = total - prompt % 2  # every second text ends in a root that needs no step, as the decoder's may
+    while sum(accepted) + len(accepted) < in_steps:
+        left = in_steps - sum(accepted) - len(accepted) - 1
         accepted.append(0 if policy == "ar" else min(left, int(rng.integers(0, 3))))
         trees.append(int(rng.integers(0, len(NODES[policy]))))
     nodes = [NODES[policy][tree] for tree in trees]
@@ -48,7 +49,7 @@ def bench_row(task: str, policy: str, prompt: int, order: int = 0) -> dict:
         "step_tree": trees,
         "step_nodes": nodes,
         "step_accepted": accepted,
-        "step_signal": [float(rng.random()) if scheduled else float("nan") for _ in nodes],
+        "step_signal": [float(rng.random()) if scheduled else None for _ in nodes],
         "step_ms": step_ms,
         "order": order,
     }
@@ -172,8 +173,8 @@ def trace(task: str, prompts: int = 5, positions: int = 40) -> pd.DataFrame:
             entropy = float(rng.exponential(0.8))
             ranks = [int(rank) for rank in np.minimum(rng.poisson(entropy, 4), 16)]
             values = [float(value) for value in np.cumprod(rng.random(5))]
-            rows.append([f"{task}/{prompt}", position, ranks, values, entropy])
-    return pd.DataFrame(rows, columns=["prompt_id", "position", "ranks", "path_values", "entropy"])
+            rows.append([f"{task}/{prompt}", position, ranks, [0.5] * 4, values, entropy])
+    return pd.DataFrame(rows, columns=["prompt_id", "position", "ranks", "gaps", "path_values", "entropy"])
 
 
 def write_run(run: Path, tasks: list[str] = TASKS, policies: list[str] = POLICIES) -> None:

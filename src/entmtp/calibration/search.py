@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
 
+from entmtp.calibration.replay import Trace, self_rollout
 from entmtp.config import SearchConfig
 from entmtp.tree.topology import Path, Tree
 
@@ -86,3 +87,39 @@ def keep_unbeaten(trees: list[tuple[Tree, float]]) -> list[tuple[Tree, float]]:
         if not kept or score > kept[-1][1]:
             kept.append((tree, score))
     return kept
+
+
+def frontier_json(grown: list[Grown], config: SearchConfig) -> dict:
+    """Content of `frontier.json`: every tree of every search with its first score."""
+    return {
+        "engine": config.engine,
+        "trees": [
+            {
+                "num_nodes": item.tree.num_nodes,
+                "depth": item.tree.depth,
+                "search_depth": item.search_depth,
+                "first_score": item.score,
+                "paths": [list(path) for path in item.tree.paths],
+            }
+            for item in grown
+        ],
+    }
+
+
+def recalibrated_json(frontier: dict, trace: Trace, task: str, heads: str) -> dict:
+    """Paper stage 2: each tree's true self-rollout mean beside its first score; the frontier is marked.
+
+    The first score is taken inside a larger tree's run and on its step starts: optimistic or not, that is a figure.
+    """
+    rows = []
+    for row in frontier["trees"]:
+        run = self_rollout(trace, Tree.of(row["paths"]))
+        rows.append({**row, "accept_length": run.accept_length, "steps": run.steps, "tokens": run.tokens})
+    unbeaten = {tree for tree, _ in keep_unbeaten([(Tree.of(row["paths"]), row["accept_length"]) for row in rows])}
+    seen: set[Tree] = set()
+    for row in rows:  # searches of several depths grow some trees in common: keep each once
+        tree = Tree.of(row["paths"])
+        row["duplicate"] = tree in seen
+        row["frontier"] = tree in unbeaten and tree not in seen
+        seen.add(tree)
+    return {"task": task, "heads": heads, "trees": [row for row in rows if not row.pop("duplicate")]}

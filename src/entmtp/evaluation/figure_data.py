@@ -25,43 +25,40 @@ def read_trees(run: str | Path, heads: list[str], tasks: list[str], file: str) -
     return {key: read_json(path) for key, path in paths.items() if path.exists()}
 
 
-def accepted_on_trace(paths: list[list[int]], ranks: np.ndarray) -> np.ndarray:
-    """num_accepted of a static tree at every position: the longest prefix of its ranks that is a path (DESIGN 2).
-
-    `ranks` int [positions, D]; returns int [positions]. The tree must be prefix-closed.
-    """
-    accepted = np.zeros(len(ranks), dtype=int)
-    alive = np.ones(len(ranks), dtype=bool)
-    for depth in range(1, 1 + min(max((len(path) for path in paths), default=0), ranks.shape[1])):
-        of_depth = [path for path in paths if len(path) == depth]
-        # [positions, paths of this depth]: do all of the first `depth` ranks agree with the path?
-        alive = alive & (ranks[:, None, :depth] == np.asarray(of_depth)[None]).all(-1).any(1)
-        accepted += alive
-    return accepted
-
-
 def shown_tree(bank: dict) -> dict:
     """The best static tree of a bank, or its largest if the best is the empty tree, which accepts nothing anywhere."""
     star = bank["trees"][bank["star"]]
     return star if star["num_nodes"] else max(bank["trees"], key=lambda tree: tree["num_nodes"])
 
 
-def accepted_by_entropy(trace: pd.DataFrame, paths: list[list[int]], bins: int = 8, resamples: int = 500) -> pd.DataFrame:
-    """Mean num_accepted in quantile bins of the base entropy, over all positions of a trace.
+def accepted_by_entropy(
+    trace: pd.DataFrame, paths: list[list[int]], bins: int = 8, resamples: int = 500
+) -> pd.DataFrame:
+    """Mean num_accepted of a static tree in quantile bins of the base entropy, over the positions of a trace.
 
+    The last positions of a text are left out, where its end and not the heads limits what a step can accept.
     Returns a row per bin: entropy (mean, nats), num_accepted, low, high (95% bootstrap over prompts), positions.
     """
-    accepted = accepted_on_trace(paths, np.stack(trace["ranks"].to_list()).astype(int))
-    frame = pd.DataFrame({"prompt": trace["prompt_id"], "entropy": trace["entropy"], "accepted": accepted})
-    edges = np.unique(np.quantile(frame["entropy"], np.linspace(0, 1, bins + 1)))
-    frame["bin"] = np.clip(np.searchsorted(edges, frame["entropy"], side="right") - 1, 0, max(len(edges) - 2, 0))
+    from entmtp.calibration.replay import Trace  # imports torch, which no other figure needs
+    from entmtp.tree.topology import Tree
+
+    texts, tree = Trace.from_frame(trace), Tree.of(paths)
+    frame = pd.concat(
+        pd.DataFrame({"prompt": text.prompt_id, "entropy": text.entropy, "accepted": accepted}).head(
+            -tree.depth or None
+        )
+        for text, accepted in zip(texts.prompts, texts.accepted(tree))
+    )
     rows = []
-    for _, in_bin in frame.groupby("bin"):
-        by_prompt = in_bin.groupby("prompt")["accepted"].agg(["sum", "count"])
-        mean, low, high = total_over_total(by_prompt["sum"], by_prompt["count"], resamples, 0)
-        entropy = in_bin["entropy"].mean()
-        rows.append({"entropy": entropy, "num_accepted": mean, "low": low, "high": high, "positions": len(in_bin)})
-    return pd.DataFrame(rows)
+    if len(frame):
+        edges = np.unique(np.quantile(frame["entropy"], np.linspace(0, 1, bins + 1)))
+        frame["bin"] = np.searchsorted(edges[1:-1], frame["entropy"], side="right")
+        for _, in_bin in frame.groupby("bin"):
+            by_prompt = in_bin.groupby("prompt")["accepted"].agg(["sum", "count"])
+            mean, low, high = total_over_total(by_prompt["sum"], by_prompt["count"], resamples, 0)
+            entropy = in_bin["entropy"].mean()
+            rows.append({"entropy": entropy, "num_accepted": mean, "low": low, "high": high, "positions": len(in_bin)})
+    return pd.DataFrame(rows, columns=["entropy", "num_accepted", "low", "high", "positions"])
 
 
 def read_accepted_by_entropy(
@@ -96,8 +93,11 @@ def read_thresholds(run: str | Path, row: pd.Series) -> dict[str, float]:
         return {}
     policy = read_json(Path(run) / "trees" / row["heads"] / row["task"] / "policy" / f"{row['policy']}.json")
     if row["kind"] == "tau":
-        return {"τ_on": policy["tau_on"], "τ_off": policy["tau_off"]}
-    return {f"threshold {i}": value for i, value in enumerate(policy["thresholds"], 1)}
+        found = {"τ_on": policy["tau_on"], "τ_off": policy["tau_off"]}
+    else:
+        found = {f"threshold {i}": value for i, value in enumerate(policy["thresholds"] or [], 1)}
+    # a bank of one tree leaves nothing to fit
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def bench_step_latency(bench: pd.DataFrame) -> pd.DataFrame:

@@ -30,7 +30,8 @@ ByHeadsTask = dict[tuple[str, str], dict]
 def _style(plot: PlotConfig) -> Iterator[list]:
     """Apply the style inside the block and yield the palette (8 colours)."""
     settings = {**sns.axes_style(plot.style), **sns.plotting_context("notebook", font_scale=0.9)}
-    with mpl.rc_context({**settings, "axes.titlesize": 11, "legend.frameon": False, "figure.dpi": plot.dpi}):
+    own = {"axes.titlesize": 11, "legend.frameon": False, "figure.dpi": plot.dpi, "grid.linewidth": 0.6}
+    with mpl.rc_context({**settings, **own}):
         yield sns.color_palette(plot.palette, 8)
 
 
@@ -115,10 +116,10 @@ def throughput_tree_size(throughput: ByHeadsTask, banks: ByHeadsTask, plot: Plot
             ax.plot(*points, "o", color=colours[1], ms=5, label="measured")
             bank = banks.get((data["heads"], data["task"]), {"trees": []})
             points = [t["num_nodes"] for t in bank["trees"]], [t["tokens_per_s"] for t in bank["trees"]]
-            ax.plot(*points, "o", mfc="none", mec="black", mew=1.2, ms=10, label="bank")
+            ax.plot(*points, "o", mfc="none", mec="black", mew=1.2, ms=15, label="bank")
             if bank["trees"]:
                 star = bank["trees"][bank["star"]]
-                marks = {"color": colours[2], "mec": "black", "ms": 14}
+                marks = {"color": colours[2], "mec": "black", "mew": 0.6, "ms": 11}
                 ax.plot(star["num_nodes"], star["tokens_per_s"], "*", **marks, label="best static tree")
     return ax.figure
 
@@ -144,7 +145,9 @@ def step_latency(latency: dict[str, dict], throughput: ByHeadsTask, steps: pd.Da
                 for tree in data["trees"]
             }
             if trees:
-                left.plot(*zip(*sorted(trees)), ".", color=colours[i], alpha=0.35, ms=4, label=f"{name} step, predicted")
+                left.plot(
+                    *zip(*sorted(trees)), ".", color=colours[i], alpha=0.35, ms=4, label=f"{name} step, predicted"
+                )
             live = steps[steps["heads"] == name]
             if len(live):
                 live_marks = {"mfc": "none", "mec": colours[i], "ms": 9, "mew": 1.5}
@@ -157,11 +160,11 @@ def step_latency(latency: dict[str, dict], throughput: ByHeadsTask, steps: pd.Da
         left.set(xlabel="tree nodes (root excluded)", ylabel="ms", title="step")
         right.set(xlabel="rows (nodes with children)", ylabel="ms", title="draft head")
         right.set_xscale("log", base=2)
-        right.xaxis.set_major_formatter(ScalarFormatter())
+        right.xaxis.set_major_formatter("{x:.0f}")
         for ax in (left, right):
             ax.set_ylim(bottom=0)
             columns = 2 if len(ax.get_legend_handles_labels()[1]) > 3 else 1
-            ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns, fontsize=8)
+            ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns, fontsize=8, handlelength=3.2)
     return fig
 
 
@@ -173,6 +176,7 @@ def speedup(rows: list[dict], plot: PlotConfig) -> Figure:
         policies = list(dict.fromkeys(row["policy"] for row in compared))
         names = {row["policy"]: label(row) for row in rows}
         fig, axes = _panels(1, len(tasks), 3.2, 0.42 * max(3, len(policies)) + 0.6, sharex=True, sharey=True)
+        clear = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # the line at 1 stays off the number
         top = max((row["over_ar"]["high"] for row in compared), default=1.0)
         for ax, task in zip(axes[0], tasks):
             for row in (row for row in compared if row["task"] == task):
@@ -183,7 +187,7 @@ def speedup(rows: list[dict], plot: PlotConfig) -> Figure:
                     place, over["ratio"], xerr=reach, height=0.68, color=colours[place % 8], hatch=hatch,
                     edgecolor="white", error_kw={"ecolor": "0.2", "capsize": 2.5, "lw": 1.2},
                 )  # fmt: skip
-                ax.text(over["high"] + 0.03 * top, place, f"{over['ratio']:.2f}", va="center", fontsize=9)
+                ax.text(over["high"] + 0.03 * top, place, f"{over['ratio']:.2f}", va="center", fontsize=9, bbox=clear)
             ax.axvline(1, color="0.2", lw=1, ls="--")
             ax.set(title=task, xlabel="× plain decoding", xlim=(0, top * 1.22))
             ax.grid(axis="y", visible=False)
@@ -256,9 +260,9 @@ def scheduler_overhead(rows: list[dict], plot: PlotConfig) -> Figure:
         ax = axes[0, 0]
         for i, task in enumerate(tasks):
             own = [row for row in rows if row["task"] == task]
-            places = [policies.index(row["policy"]) + 0.12 * (i - (len(tasks) - 1) / 2) for row in own]
+            places = [policies.index(row["policy"]) + 0.17 * (i - (len(tasks) - 1) / 2) for row in own]
             ms = [row["scheduler_ms"] for row in own]
-            ax.plot(ms, places, MARKERS[i % 8], color=colours[i % 8], ms=7, label=task)
+            ax.plot(ms, places, MARKERS[i % 8], color=colours[i % 8], ms=6, clip_on=False, label=task)
         ax.axvline(paper.SCHEDULER_MS, color="0.2", ls="--", lw=1.1, label=f"{paper.SCHEDULER_MS} ms (paper's bound)")
         ax.set(xlabel="scheduler time per step (ms)", ylim=(len(policies) - 0.4, -0.6))
         ax.set_xlim(left=0)

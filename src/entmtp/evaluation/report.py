@@ -65,11 +65,17 @@ def flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
     return [(prefix, ", ".join(map(str, value)) if isinstance(value, list) else str(value))]
 
 
-def data_uri(png: str | Path) -> str:
+def embedded(png: str | Path) -> dict[str, Any]:
+    """A PNG as {"src": data URI, "width": its inches in CSS pixels}: all figures then share one text size."""
+    from PIL import Image
+
     try:
-        return "data:image/png;base64," + base64.b64encode(Path(png).read_bytes()).decode()
-    except FileNotFoundError as error:
-        raise EntmtpError(f"{png}: no such figure") from error
+        data = Path(png).read_bytes()
+        with Image.open(png) as image:
+            width = round(96 * image.width / image.info.get("dpi", (96, 96))[0])
+    except OSError as error:
+        raise EntmtpError(f"{png}: no such figure or not a PNG ({error})") from error
+    return {"src": "data:image/png;base64," + base64.b64encode(data).decode(), "width": width}
 
 
 def write_report(
@@ -97,7 +103,7 @@ def write_report(
         provenance=flat(summary["provenance"]),
         tables={table.name: table for table in tables},
         table_titles=TABLES,
-        figures={name: data_uri(png) for name, png in figures.items()},
+        figures={name: embedded(png) for name, png in figures.items()},
         figure_titles=FIGURES,
         captions=captions,
         config_yaml=config_yaml,

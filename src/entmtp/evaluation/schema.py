@@ -10,7 +10,7 @@ SCHEMAS = Path(__file__).resolve().parents[3] / "workflow" / "schemas"
 
 
 def check_schema(value: Any, name: str) -> None:
-    """Raise EntmtpError, naming the place in the document, unless `value` fits schema `name` (summary, bank, policy)."""
+    """Raise EntmtpError, naming the place, unless `value` fits schema `name` (summary, bank, policy)."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import best_match
 

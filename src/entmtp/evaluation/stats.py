@@ -79,7 +79,7 @@ def total_over_total(
 
 
 def geometric_mean(values: ArrayLike) -> float:
-    """Geometric mean of positive values, for a figure over tasks. Raises EntmtpError if there is none or one is <= 0."""
+    """Geometric mean of positive values, for a figure over tasks. Raises EntmtpError for none or one <= 0."""
     array = np.asarray(values, dtype=float)
     if not len(array) or not (array > 0).all():
         raise EntmtpError("geometric mean: positive values are needed")

@@ -28,10 +28,10 @@ def summarise(
 
     `bench` holds a row per task × policy × prompt; `lossless` and `perplexity` map a task to its check's JSON.
     Counts (new_tokens, steps, accepted) are totals over prompts and every rate is a ratio of totals; seconds are
-    prefill + decode. num_accepted = accepted / steps; accept_length = new_tokens / steps, i.e. committed tokens per
-    step, root included (num_accepted + 1 unless a text ends inside a step's accepted block). over_* compare with the
-    reference policy on the same prompts, null where the run lacks it. Raises EntmtpError for a missing or doubled
-    prompt, a missing policy or a failed lossless check.
+    prefill + decode. num_accepted = accepted / steps, root excluded; accept_length = (accepted + steps) / steps, the
+    tokens that a step commits, root included. (new_tokens can be one larger a prompt: a text's last root may need no
+    step.) over_* compare with the reference policy on the same prompts, null where the run lacks it. Raises
+    EntmtpError for a missing or doubled prompt, a missing policy or a failed lossless check.
     """
     rows = []
     for task, of_task in bench.groupby("task", sort=False):
@@ -86,7 +86,7 @@ def _counts(frame: pd.DataFrame, resamples: int, seed: int) -> dict[str, Any]:
         "accepted": int(accepted.sum()),
         "num_accepted": num_accepted,
         "num_accepted_interval": {"low": low, "high": high},
-        "accept_length": tokens / int(steps.sum()),
+        "accept_length": num_accepted + 1,
         "scheduler_ms": 1000 * float(frame["scheduler_s"].sum()) / int(steps.sum()),
         "trees": {str(int(size)): float(use / uses.sum()) for size, use in zip(nodes, uses)},
         "switches": switches / int(steps.sum()),

@@ -103,7 +103,7 @@ def _in_task_order(rows: list[dict]) -> list[str]:
 
 
 def speed_table(rows: list[dict]) -> Table:
-    """(a) tokens/s and speedups with intervals; the paper's figures in rows of their own; geometric means over tasks."""
+    """(a) tokens/s and speedups with intervals; the paper's figures in own rows; geometric means over tasks."""
     data, shown = [], []
 
     def add(task: str, policy: str, heads: str | None, source: str, speed: float | None, ratios: dict, cells: dict):
@@ -195,7 +195,7 @@ def perplexity_table(rows: list[dict]) -> Table:
 
 
 def tree_shares(shares: dict[str, float]) -> str:
-    """"4: 62%, 8: 38%": nodes of a tree, share of steps."""
+    """ "4: 62%, 8: 38%": nodes of a tree, share of steps."""
     return ", ".join(f"{size}: {100 * shares[size]:.0f}%" for size in sorted(shares, key=int))
 
 
@@ -220,11 +220,17 @@ def trees_table(rows: list[dict]) -> Table:
                 f"{row['scheduler_ms']:.3f}",
             ]
         )
-    data.append(
-        {"task": ALL_TASKS, "policy": paper.POLICY, "scheduler_ms": paper.SCHEDULER_MS, "source": paper.LABEL}
-    )
+    data.append({"task": ALL_TASKS, "policy": paper.POLICY, "scheduler_ms": paper.SCHEDULER_MS, "source": paper.LABEL})
     shown.append([ALL_TASKS, f"{paper.POLICY}, {paper.LABEL}", *[MISSING] * 4, f"< {paper.SCHEDULER_MS}"])
-    heads = ["task", "policy", "accept length", "num_accepted", "tree nodes: share", "switches/step", "scheduler ms/step"]
+    heads = [
+        "task",
+        "policy",
+        "accept length",
+        "num_accepted",
+        "tree nodes: share",
+        "switches/step",
+        "scheduler ms/step",
+    ]
     caption = (
         "Accept length (committed tokens per step, root included), accepted draft tokens per step (num_accepted, root "
         "excluded, 95% interval over prompts), share of steps by tree size, tree switches and scheduler time per step."

@@ -53,6 +53,7 @@ def training_prompts(config: TrainConfig, exclude: set[str]) -> tuple[list[dict]
                 rows.append({"key": f"{digest[:16]}/{sample}", "prompt": prompt, "sampled": sampled, "order": draw})
         counts["prompts"] += taken
     rows.sort(key=lambda row: row.pop("order"))
+    rows = rows[: config.max_texts]
     if not rows:
         raise EntmtpError("heads.train.prompts: no training prompt is left; name at least one JSONL file")
     return rows, counts

@@ -38,7 +38,7 @@ def fit_policy(config: PolicyConfig, bank: Bank | None, trace: Trace | None, lat
     if config.kind in ("ar", "static"):
         return base
     fitter = _Fitter(config, bank, trace, latency)
-    star = {**base, "trees": [bank.star]}
+    star = {**base, "kind": "star", "trees": [bank.star]}
     fitted = star if config.kind == "star" else {**base, **fitter.fit(config.kind)}
     return {**fitted, "calib_tokens_per_s": fitter.speed(fitted), "star_tokens_per_s": fitter.speed(star)}
 

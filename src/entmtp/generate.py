@@ -1,0 +1,228 @@
+"""`python -m entmtp.generate "prompt" [overrides]`: text as it is committed, by a fitted policy or plain decoding."""
+
+import argparse
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from entmtp.config import CONF, Config, choices, compose
+from entmtp.errors import EntmtpError
+
+SHORTHAND = {"max_new_tokens": "decoding.max_new_tokens"}
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m entmtp.generate",
+        description="Generate text with draft trees: the very tokens of plain decoding, in fewer steps.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"""\
+overrides (Hydra's, any key of conf/):
+  policy=NAME         who picks the draft tree of each step: {", ".join(choices("policy"))}
+                      ar is plain decoding; ar, medusa and hydra need no calibration, the others are fitted ones
+  task=NAME           whose bank and thresholds the policy uses; the prompt itself is yours. Take the task that is most
+                      like your text: {", ".join(choices("task"))}
+  experiment=NAME     the run that calibrated them (results/NAME): {", ".join(choices("experiment"))}
+  dtype=NAME          float32 (default of most experiments), bfloat16, float16
+  max_new_tokens=N    short for decoding.max_new_tokens
+  decoding=NAME       {", ".join(choices("decoding"))}
+  target=NAME         {", ".join(choices("target"))}
+
+examples:
+  python -m entmtp.generate "Write a haiku about trees." policy=ar max_new_tokens=40
+  python -m entmtp.generate "Write a function that reverses a list." policy=entmtp_tau task=humaneval experiment=main
+  python -m entmtp.generate "Tell me a story." task=litbench decoding=sample decoding.temperature=0.9 decoding.seed=1
+  cat prompt.txt | python -m entmtp.generate - policy=hydra dtype=bfloat16 max_new_tokens=200
+
+The text goes to stdout; the last line on stderr has tokens/s, accept length (tokens per step) and tree shares.""",
+    )
+    parser.add_argument("prompt", help='the user\'s turn; "-" reads it from stdin')
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="see below")
+    parser.add_argument("--no-chat", action="store_true", help="continue the raw prompt, without the chat template")
+    return parser.parse_intermixed_args(arguments)
+
+
+@dataclass
+class Stats:
+    """What the closing line shows. `seconds` = prefill + decode, without the printing."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    accepted: int = 0  # drafted tokens that were committed
+    nodes: Counter = field(default_factory=Counter)  # steps by their tree's nodes
+
+    def line(self, config: Config) -> str:
+        steps = sum(self.nodes.values())
+        length = f"{self.accepted / steps + 1:.2f}" if steps else "n/a"
+        shares = ", ".join(f"{nodes}: {count / steps:.0%}" for nodes, count in sorted(self.nodes.items()))
+        verdict = "lossless" if config.dtype == "float32" else f"lossless up to {config.dtype}'s numerical ties"
+        if config.decoding.mode == "typical" and config.policy.kind != "ar":  # plain decoding is greedy then
+            verdict = "lossy (typical)"
+        rate = self.tokens / self.seconds if self.seconds else 0.0
+        return (f"{self.tokens} tokens in {self.seconds:.2f} s | {rate:.1f} tokens/s | accept length {length} | "
+                f"trees (nodes: share) {shares or 'none'} | {verdict}")  # fmt: skip
+
+
+class TextStream:
+    """Committed token ids in, printable text out: never half a character.
+
+    The whole list is decoded each time, since a token's text may depend on its neighbours. Replacement characters at
+    the end may be the first bytes of a character that the next tokens complete, so they wait.
+    """
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer, self.tokens, self.shown = tokenizer, [], 0
+
+    def push(self, tokens: list[int]) -> str:
+        self.tokens.extend(tokens)
+        return self._new(self._text().rstrip("\ufffd"))
+
+    def close(self) -> str:
+        """What was still held back: the text has ended, so it is complete as it is."""
+        return self._new(self._text())
+
+    def _text(self) -> str:
+        return self.tokenizer.decode(self.tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def _new(self, text: str) -> str:
+        new = text[self.shown :]
+        self.shown += len(new)
+        return new
+
+
+def prepare(arguments: argparse.Namespace) -> tuple[Config, str]:
+    """The composed configuration, with the heads that the policy drafts with, and the prompt's text."""
+    _check_prompt(arguments.prompt)
+    overrides = [_expand(override) for override in arguments.overrides]
+    config = compose(overrides)
+    asked = [item.partition("=")[2] for item in overrides if item.startswith("heads=")]
+    if config.policy.heads and config.policy.heads != config.heads.name:
+        if asked:
+            raise EntmtpError(
+                f"policy '{config.policy.name}' drafts with {config.policy.heads} heads, not {asked[-1]}: leave heads= "
+                f"out or say policy.heads={asked[-1]} too"
+            )
+        config = compose([*overrides, f"heads={config.policy.heads}"])
+    prompt = sys.stdin.read().rstrip("\n") if arguments.prompt == "-" else arguments.prompt
+    if not prompt.strip():
+        raise EntmtpError("the prompt is empty")
+    return config, prompt
+
+
+def _check_prompt(prompt: str) -> None:
+    """An override in the prompt's place is a slip, not a prompt."""
+    key, equals, _ = prompt.partition("=")
+    known = key in SHORTHAND or (CONF / key).is_dir() or key.partition(".")[0] in {item.name for item in fields(Config)}
+    if equals and key and " " not in key and known:
+        raise EntmtpError(f"the first argument is the prompt, but '{prompt}' is an override: put the prompt before it")
+
+
+def _expand(override: str) -> str:
+    key, equals, value = override.partition("=")
+    return f"{SHORTHAND.get(key, key)}{equals}{value}"
+
+
+def open_policy(config: Config):
+    """The policy to run: fixed ones from the configuration alone, fitted ones from the experiment's run folder.
+
+    Thresholds that the configuration gives (policy.tau_on, …) replace the fitted ones.
+    """
+    from entmtp.policy.fit import build_policy, fit_policy
+    from entmtp.session import load_policy, run_folder
+
+    policy = config.policy
+    if policy.kind in ("ar", "static"):
+        return build_policy(fit_policy(policy, None, None, None), None)
+    _, fitted, bank = load_policy(run_folder(config), config.task.name, policy.heads, policy.name)
+    given = {key: getattr(policy, key) for key in ("tau_on", "tau_off", "depth") if getattr(policy, key) is not None}
+    if policy.kind != "tau" and any(fitted[key] != value for key, value in given.items()):
+        raise EntmtpError(f"policy '{policy.name}' is fitted as a whole: {', '.join(given)} can be set for tau only")
+    if given.get("depth", 0) > config.heads.depth:
+        raise EntmtpError(f"policy.depth={given['depth']} exceeds the {config.heads.depth} draft heads")
+    return build_policy({**fitted, **given}, bank)
+
+
+def stream(config: Config, prompt: str, chat: bool, stats: Stats) -> Iterator[str]:
+    """Pieces of text as they are committed; fills `stats` on the way. Batch size 1."""
+    import torch
+
+    from entmtp.decoding.engine import make_chooser
+    from entmtp.decoding.plain import plain_tokens
+    from entmtp.session import capacity_for, heads_folder, open_decoder, open_target, run_folder
+    from entmtp.tasks import encode
+
+    policy = open_policy(config)  # before the target: a missing fit is said at once
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    _fetch(config)
+    target = open_target(config.target, config.resources, config.dtype, config.device)
+    tokenizer, budget = target.tokenizer, config.decoding.max_new_tokens
+    ids = encode(tokenizer, [{"role": "user", "content": prompt}]) if chat else list(tokenizer(prompt)["input_ids"])
+    target.check_room(len(ids), budget)
+    plain = config.policy.kind == "ar"
+    heads = None if plain else config.heads
+    folder = None if plain else heads_folder(heads, config.target.name, config.resources, run_folder(config))
+    decoder = open_decoder(target, heads, folder, capacity_for([{"token_ids": ids}], budget, policy.trees))
+    decoder.check(ids, budget, policy.trees)
+    if plain:
+        chooser = make_chooser(target, config.decoding, "")
+        steps = (([token], 0, 0) for token in plain_tokens(target, decoder.cache, ids, budget, chooser))
+    else:
+        made = decoder.stream(ids, policy, config.decoding)
+        steps = ((step.tokens, step.nodes, step.accepted) for step in made if step is not None)
+    text = TextStream(tokenizer)
+    begin = time.perf_counter()
+    for tokens, nodes, accepted in steps:
+        stats.seconds += time.perf_counter() - begin
+        stats.tokens += len(tokens)
+        stats.accepted += accepted
+        if nodes >= 0:  # the last root may need no step
+            stats.nodes[nodes] += 1
+        yield text.push(tokens)
+        begin = time.perf_counter()
+    yield text.close()
+
+
+def _fetch(config: Config) -> None:
+    from entmtp.session import target_folder
+    from entmtp.target.fetch import SENTINEL, fetch_target
+
+    folder = target_folder(config.target, config.resources)
+    if config.target.source != "folder" and not (folder / SENTINEL).is_file():
+        print(f"target {config.target.name}: fetching and converting it into {folder}, once …", file=sys.stderr)
+    fetch_target(config.target, folder)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    config, prompt = prepare(arguments)
+    stats = Stats()
+    for piece in stream(config, prompt, not arguments.no_chat, stats):
+        print(piece, end="", flush=True)
+    print(flush=True)
+    print(f"{config.policy.name}: {stats.line(config)}", file=sys.stderr)
+
+
+def main() -> int:
+    """Exit status 0; 1 with one line on stderr for a mistake of the user's; 130 when interrupted."""
+    arguments = parse(sys.argv[1:])
+    try:
+        run(arguments)
+    except EntmtpError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader has gone (… | head): nothing is left to say, not even at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Loading what a run needs, by configuration: target, heads, decoders, fitted policies of a run folder."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from entmtp.config import Config, HeadsConfig, TargetConfig, check_choice, compose
+from entmtp.decoding.engine import Decoder
+from entmtp.errors import EntmtpError
+from entmtp.heads.drafter import make_drafter
+from entmtp.heads.model import load_heads
+from entmtp.io import read_json
+from entmtp.policy.fit import build_policy
+from entmtp.policy.schedulers import Policy
+from entmtp.target.load import Target, load_target
+from entmtp.tree.bank import Bank
+from entmtp.tree.topology import Tree
+
+
+def task_overrides(config: Config, task: str) -> list[str]:
+    """Hydra overrides that turn an experiment's config into this task's."""
+    extra = config.task_overrides.get(task, {})
+    return [f"task={task}", *(f"task.{key}={value}" for key, value in extra.items())]
+
+
+def compose_task(config: Config, overrides: list[str], task: str) -> Config:
+    check_choice("task", task)
+    return compose([*overrides, *task_overrides(config, task)])
+
+
+def run_folder(config: Config) -> Path:
+    return Path(config.results) / config.experiment
+
+
+def target_folder(config: TargetConfig, resources: str | Path) -> Path:
+    """Where `fetch_target` leaves this target."""
+    if config.source == "folder":
+        return Path(config.path or "")
+    return Path(resources) / "targets" / config.name
+
+
+def heads_folder(heads: HeadsConfig, target_name: str, resources: str | Path, run: str | Path) -> Path:
+    """Shipped heads lie in resources, heads of one's own where the config says, trained and random ones in the run."""
+    if heads.source == "shipped":
+        return Path(resources) / "heads" / f"{target_name}-{heads.name}"
+    if heads.source == "folder":
+        if not heads.path:
+            raise EntmtpError("heads.source=folder needs heads.path")
+        return Path(heads.path)
+    return Path(run) / "heads" / heads.name
+
+
+def open_target(config: TargetConfig, resources: str | Path, dtype: str, device: str) -> Target:
+    return load_target(config, target_folder(config, resources), dtype, device)
+
+
+def open_decoder(target: Target, heads: HeadsConfig | None, folder: Path | None, capacity: int) -> Decoder:
+    """A decoder with packed heads from `folder`, or without heads (plain decoding only)."""
+    if heads is None:
+        return Decoder(target, None, capacity)
+    return Decoder(target, make_drafter(load_heads(folder, target), target, heads.width), capacity)
+
+
+def capacity_for(prompts: Iterable[dict], max_new_tokens: int, trees: list[Tree]) -> int:
+    """Cache rows that the longest of the prompts needs."""
+    longest = max((len(prompt["token_ids"]) for prompt in prompts), default=0)
+    return Decoder.room(longest, max_new_tokens, trees)
+
+
+def load_policy(run: str | Path, task: str, heads: str | None, policy: str) -> tuple[Policy, dict, Bank | None]:
+    """A fitted policy of a run folder, its JSON and its bank."""
+    folder = Path(run) / "trees" / (heads or "none") / task
+    path = folder / "policy" / f"{policy}.json"
+    if not path.is_file():
+        raise EntmtpError(
+            f"no fitted policy '{policy}' for task '{task}' ({path} is missing): run "
+            f"`snakemake --cores all --config experiment={Path(run).name}` first, or use policy=ar or policy=hydra"
+        )
+    fitted = read_json(path)
+    bank = Bank.load(folder / "bank.json") if fitted["trees"] else None
+    return build_policy(fitted, bank), fitted, bank

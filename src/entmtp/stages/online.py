@@ -1,0 +1,74 @@
+"""Stages on the test split: timed runs, and the checks that their result stands on."""
+
+from pathlib import Path
+
+from entmtp.config import BenchConfig, DecodingConfig, HeadsConfig, from_plain
+from entmtp.errors import EntmtpError
+from entmtp.io import Journal, read_parquet, sha256_file, sha256_json, write_json, write_parquet
+from entmtp.stages.common import open_block
+
+
+def bench(inp, out, params) -> None:
+    from entmtp.evaluation.bench import bench_task
+    from entmtp.session import capacity_for, load_policy, open_decoder
+    from entmtp.tasks import read_prompts
+
+    config, decoding = from_plain(BenchConfig, params["bench"]), from_plain(DecodingConfig, params["decoding"])
+    tests = read_prompts(inp.prompts, "test")
+    loaded = {name: load_policy(params["run"], params["task"], heads, name) for name, heads in params["arms"].items()}
+    policies = {name: entry[0] for name, entry in loaded.items()}
+    trees = [tree for item in policies.values() for tree in item.trees]
+    capacity = capacity_for(tests, decoding.max_new_tokens, trees)
+    base, plain = open_block(params, None, capacity)
+    decoders = {None: plain}
+    for kind, block in params["kinds"].items():
+        folder = Path(params["heads_folders"][kind])
+        decoders[kind] = open_decoder(base, from_plain(HeadsConfig, block), folder, capacity)
+    journal = Path(out.bench).with_suffix(".journal.jsonl")
+    identity = sha256_json([[sha256_file(path) for path in inp], params["decoding"], params["dtype"]])
+    rows = bench_task(params["task"], [entry[1] for entry in loaded.values()], decoders, policies, tests, decoding,
+                      config, base.dtype_name, journal, identity)  # fmt: skip
+    write_parquet(out.bench, rows)
+    Journal(journal, identity).remove()
+
+
+def check_lossless(inp, out, params) -> None:
+    from entmtp.evaluation.checks import lossless_verdicts
+    from entmtp.tasks import read_prompts
+
+    decoding, tests = from_plain(DecodingConfig, params["decoding"]), read_prompts(inp.prompts, "test")
+    base, _ = open_block(params)
+    cache = base.new_cache(max(len(p["token_ids"]) for p in tests) + decoding.max_new_tokens)
+    margin = from_plain(BenchConfig, params["bench"]).tie_margin[params["dtype"]]
+    rows = read_parquet(inp.bench).to_dict("records")
+    policies = lossless_verdicts(base, cache, rows, tests, decoding, margin)
+    failed = [name for name, entry in policies.items() if entry["verdict"] == "fail"]
+    result = {"task": params["task"], "dtype": params["dtype"], "policies": policies}
+    if failed:
+        write_json(Path(out.check).with_suffix(".failed.json"), result)
+        raise EntmtpError(f"task {params['task']}: {', '.join(failed)} differ from plain decoding by more than a "
+                          f"numerical tie; see {Path(out.check).with_suffix('.failed.json')}")  # fmt: skip
+    write_json(out.check, result)
+
+
+def check_replay(inp, out, params) -> None:
+    from entmtp.evaluation.replay_check import check_task
+
+    result = check_task(inp, out, params, open_block)
+    failed = [name for name, entry in result["policies"].items() if entry["verdict"] == "fail"]
+    if failed:
+        write_json(Path(out.check).with_suffix(".failed.json"), result)
+        raise EntmtpError(f"task {params['task']}: live steps of {', '.join(failed)} differ from replay; see "
+                          f"{Path(out.check).with_suffix('.failed.json')}")  # fmt: skip
+    write_json(out.check, result)
+
+
+def perplexity(inp, out, params) -> None:
+    from entmtp.evaluation.perplexity import policy_nll
+    from entmtp.tasks import read_prompts
+
+    tests = read_prompts(inp.prompts, "test")
+    rows = read_parquet(inp.bench).to_dict("records")
+    base, _ = open_block({**params, "dtype": "float32"})  # always judged in float32
+    cache = base.new_cache(max(len(p["token_ids"]) for p in tests) + max(len(row["tokens"]) for row in rows))
+    write_json(out.perplexity, {"task": params["task"], "policies": policy_nll(base, cache, rows, tests)})

@@ -1,0 +1,78 @@
+"""Stages that people read: summary, tables, figures, report, tracking."""
+
+import shutil
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from entmtp.config import BenchConfig, PlotConfig, TaskConfig, TrackingConfig, from_plain
+from entmtp.io import atomic, read_json, read_parquet, sha256_file, write_json, write_text
+from entmtp.provenance import provenance
+
+
+def summary(inp, out, params) -> None:
+    from entmtp.evaluation.make import make_summary
+    from entmtp.tasks import hub_commit, prompts_hash, read_prompts
+
+    prompts = {
+        Path(path).stem: {split: prompts_hash(read_prompts(path), split) for split in ("calib", "test")}
+        for path in inp.prompts
+    }
+    commits = {task: hub_commit(from_plain(TaskConfig, block)) for task, block in params["tasks_config"].items()}
+    measured = [read_json(path) for path in inp.latency]
+    record = provenance(params["config"], prompts_sha256=prompts, hub_commits=commits)
+    if measured:  # this job computes nothing: the threads that count are those of the timed rules
+        record["threads"] = measured[0]["threads"]
+    make_summary(params["run"], list(params["tasks"]), list(params["policies"]),
+                 from_plain(BenchConfig, params["bench"]), record, out.summary)  # fmt: skip
+
+
+def resolved_config(inp, out, params) -> None:
+    whole = {
+        **params["config"],
+        "resolved": {
+            "tasks": params["tasks_config"],
+            "policies": params["policies_config"],
+            "heads": params["heads_config"],
+        },
+    }
+    write_text(out.config, OmegaConf.to_yaml(OmegaConf.create(whole)))
+
+
+def tables(inp, out, params) -> None:
+    from entmtp.evaluation.make import make_tables
+
+    make_tables(inp.summary, params["run"])
+
+
+def figures(inp, out, params) -> None:
+    from entmtp.evaluation.make import make_figures
+
+    plot = from_plain(PlotConfig, params["plot"])
+    make_figures(params["run"], list(params["tasks"]), list(params["heads"]), plot, params["run"])
+
+
+def report(inp, out, params) -> None:
+    from entmtp.evaluation.make import make_report
+
+    make_report(params["run"], params["run"])
+
+
+def publish(inp, out, params) -> None:
+    """Copy the final products of this run to where every run's newest ones lie."""
+    run, results = Path(params["run"]), Path(params["results"])
+    for path in out:
+        source = run / Path(path).relative_to(results)
+        with atomic(path) as partial:
+            shutil.copyfile(source, partial)
+    print(f"results: {results / 'tables'}, {results / 'figures'}, {results / 'report.html'}", flush=True)
+
+
+def track(inp, out, params) -> None:
+    from entmtp.tracking import track_bench
+
+    task, config = params["task"], from_plain(TrackingConfig, params["tracking"])
+    rows = read_parquet(inp.bench).to_dict("records")
+    table = [row for row in read_json(inp.summary)["rows"] if row["task"] == task]
+    runs = track_bench(config, task, rows, table, list(inp.figures), params["config"])
+    write_json(out.tracking, {"task": task, "mode": config.mode, "runs": runs, "bench_sha256": sha256_file(inp.bench)})

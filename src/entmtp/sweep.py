@@ -1,0 +1,298 @@
+"""`python -m entmtp.sweep -m …`: a Hydra multirun over policies, by replay of a run folder's traces or live.
+
+A job writes `row.json` into its Hydra folder; at the end GatherRows makes `rows.parquet`, `rows.csv` and one heat map
+(tau_on × tau_off) a task and policy. Files are the only link between jobs, so that any launcher and sweeper works.
+"""
+
+import os
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.singleton import Singleton
+from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from entmtp.config import CONF, Config, HeadsConfig, check_choice, compose, validate
+from entmtp.errors import EntmtpError
+from entmtp.io import atomic, read_json, read_parquet, write_json, write_parquet
+
+TABLE = ["task", "policy", "heads", "tau_on", "tau_off", "depth", "trees", "accept_length", "tokens_per_s", "over_star"]
+SHOWN = 12  # rows of the closing table, shared by the tasks
+
+
+def run_job(config: Config) -> dict:
+    """The row of one job: predicted (replay) or measured (live) speed of the policy that `config` describes.
+
+    tokens_per_s and star_tokens_per_s (the fastest static tree of the bank, on the same texts by the same engine) are
+    tokens/s; milliseconds are totals over the split; num_accepted is a mean a step, accept_length num_accepted + 1;
+    shares are of steps, in the order of `trees` (their nodes). Replay leaves the prefill and each text's last token
+    out; live counts both, as the bench does. Raises EntmtpError for a missing run folder.
+    """
+    policy = config.policy
+    row: dict[str, Any] = {
+        "task": config.task.name, "policy": policy.name, "kind": policy.kind, "heads": policy.heads,
+        "experiment": config.experiment, "split": config.sweep.split, "engine": config.sweep.engine,
+        "tau_on": policy.tau_on, "tau_off": policy.tau_off, "depth": policy.depth, "status": "ok", "reason": None,
+    }  # fmt: skip
+    _check(config)
+    if None not in (policy.tau_on, policy.tau_off) and policy.tau_off > policy.tau_on:
+        reason = f"tau_off={policy.tau_off:g} exceeds tau_on={policy.tau_on:g}: the thresholds would cross"
+        return {**row, "status": "skipped", "reason": reason}
+    return {**row, **_evaluate(config)}
+
+
+def _check(config: Config) -> None:
+    for key, value, allowed in (("split", config.sweep.split, ("calib", "test")),
+                                ("engine", config.sweep.engine, ("replay", "live"))):  # fmt: skip
+        if value not in allowed:
+            raise EntmtpError(f"config key 'sweep.{key}': '{value}' is not one of {', '.join(allowed)}")
+    if config.sweep.prompts is not None and config.sweep.prompts < 1:
+        raise EntmtpError(f"config key 'sweep.prompts': {config.sweep.prompts} must be at least 1")
+
+
+def _need(config: Config, path: Path) -> Path:
+    if path.is_file():
+        return path
+    listed = "" if config.task.name in config.tasks else f" overrides=tasks=[{config.task.name}]"
+    raise EntmtpError(
+        f"{path} is missing: the pipeline has not made it for task '{config.task.name}' under experiment "
+        f"'{config.experiment}'; run `snakemake --cores all --config experiment={config.experiment}{listed}` first"
+    )
+
+
+def _evaluate(config: Config) -> dict:
+    from entmtp.calibration.latency import LatencyTable
+    from entmtp.calibration.replay import Trace
+    from entmtp.policy.fit import build_policy, fit_policy
+    from entmtp.session import run_folder
+    from entmtp.tree.bank import Bank
+
+    run, task, split = run_folder(config), config.task.name, config.sweep.split
+    kind = config.policy.heads or config.heads.name  # plain decoding is replayed on any heads' traces
+    bank = Bank.load(_need(config, run / "trees" / kind / task / "bank.json"))
+    latency = LatencyTable.from_json(read_json(_need(config, run / "latency" / f"{kind}.json")))
+    calib = Trace.from_frame(read_parquet(_need(config, run / "traces" / kind / f"{task}.calib.parquet")))
+    fitted = fit_policy(config.policy, bank, calib, latency)
+    policy = build_policy(fitted, bank)
+    statics = [build_policy({"policy": "static", "kind": "star", "trees": [i]}, bank) for i in range(len(bank.trees))]
+    if config.sweep.engine == "live":
+        counts, star = _live(config, kind, [policy, statics[bank.star]])
+    else:
+        path = _need(config, run / "traces" / kind / f"{task}.{split}.parquet")
+        trace = calib if split == "calib" else Trace.from_frame(read_parquet(path))
+        times = {entry.tree: entry.step_ms for entry in bank.trees}
+        counts = _replay(trace, policy, times, latency)
+        star = max((_replay(trace, static, times, latency) for static in statics), key=lambda c: c["tokens_per_s"])
+    chosen = {key: fitted[key] for key in ("tau_on", "tau_off", "depth")}
+    return {
+        **chosen, **counts, "star_tokens_per_s": star["tokens_per_s"], "star_nodes": star["trees"][0],
+        "over_star": counts["tokens_per_s"] / star["tokens_per_s"],
+    }  # fmt: skip
+
+
+def _replay(trace, policy, times: dict, latency) -> dict:
+    """Replayed counts, and milliseconds by the bank's step times (else the latency table's) plus the signal's cost."""
+    from entmtp.calibration.replay import replay_policy
+
+    steps = [step for run in replay_policy(trace, policy) for step in run]
+    step_ms = [
+        times.get(tree, latency.step(tree)) + max(0.0, latency.step(tree, policy.depth) - latency.step(tree))
+        for tree in policy.trees
+    ]
+    milliseconds = sum(step_ms[step.tree] for step in steps)
+    tokens = int(trace.bounds[-1]) - len(trace.prompts)  # the last token of a text needs no step
+    return _counts(policy, [(step.tree, step.accepted) for step in steps], tokens, milliseconds, len(trace.prompts))
+
+
+def _live(config: Config, kind: str, policies: list) -> list[dict]:
+    """Measured counts of each policy, in one process and alternating prompt by prompt in a rotated order."""
+    import torch
+
+    from entmtp.session import capacity_for, heads_folder, open_decoder, open_target, run_folder
+    from entmtp.tasks import read_prompts
+
+    run = run_folder(config)
+    path = _need(config, run / "prompts" / f"{config.task.name}.jsonl")
+    prompts = read_prompts(path, config.sweep.split)[: config.sweep.prompts]
+    heads = _heads(config, kind)
+    folder = heads_folder(heads, config.target.name, config.resources, run)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    target = open_target(config.target, config.resources, config.dtype, config.device)
+    trees = [tree for policy in policies for tree in policy.trees]
+    decoder = open_decoder(target, heads, folder, capacity_for(prompts, config.decoding.max_new_tokens, trees))
+    warm = replace(config.decoding, max_new_tokens=min(config.bench.warmup_tokens, config.decoding.max_new_tokens))
+    for policy in policies:
+        decoder.generate(prompts[0]["token_ids"], policy, warm, prompts[0]["id"])
+    runs: list[list] = [[] for _ in policies]
+    for number, prompt in enumerate(prompts):
+        for place in range(len(policies)):
+            index = (number + place) % len(policies)
+            runs[index].append(decoder.generate(prompt["token_ids"], policies[index], config.decoding, prompt["id"]))
+    return [
+        _counts(
+            policy,
+            [(step.tree, step.accepted) for generation in made for step in generation.steps],
+            sum(len(generation.tokens) for generation in made),
+            1000 * sum(generation.prefill_seconds + generation.decode_seconds for generation in made),
+            len(prompts),
+        )
+        for policy, made in zip(policies, runs, strict=True)
+    ]
+
+
+def _heads(config: Config, kind: str) -> HeadsConfig:
+    """The configuration of the policy's kind of heads, which need not be the job's own `heads`."""
+    if kind == config.heads.name:
+        return config.heads
+    own = [item for item in HydraConfig.get().overrides.task if item.partition("=")[0] not in ("heads", "sweep")]
+    state = Singleton.get_state()  # compose starts Hydra afresh; this job's own Hydra goes on after it
+    try:
+        return compose([*own, f"heads={kind}"]).heads
+    finally:
+        Singleton.set_state(state)
+
+
+def _counts(policy, steps: list[tuple[int, int]], tokens: int, milliseconds: float, prompts: int) -> dict:
+    uses = [0] * len(policy.trees)
+    for tree, _ in steps:
+        uses[tree] += 1
+    mean = sum(accepted for _, accepted in steps) / len(steps) if steps else 0.0
+    return {
+        "prompts": prompts, "tokens": tokens, "steps": len(steps), "num_accepted": mean, "accept_length": mean + 1,
+        "milliseconds": milliseconds, "tokens_per_s": 1000 * tokens / milliseconds if milliseconds else 0.0,
+        "trees": [tree.num_nodes for tree in policy.trees], "shares": [use / max(1, len(steps)) for use in uses],
+    }  # fmt: skip
+
+
+class GatherRows(Callback):
+    """Rows of all jobs into one Parquet, one CSV, heat maps and a closing table on stdout."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        for old in Path(config.hydra.sweep.dir).rglob("row.json"):  # of an earlier sweep in the same folder
+            old.unlink()
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        try:
+            gather(Path(config.hydra.sweep.dir), config.plot)
+        except EntmtpError as error:
+            raise SystemExit(f"error: {error}") from error
+        except Exception as error:  # Hydra would turn it into a warning and end well
+            traceback.print_exc()
+            raise SystemExit(1) from error
+
+
+def gather(folder: Path, plot: Any) -> None:
+    import pandas as pd
+
+    rows = [read_json(path) for path in sorted(folder.rglob("row.json"))]
+    if not rows:
+        raise EntmtpError(f"{folder}: no job of this sweep wrote a row")
+    frame = pd.DataFrame(sorted(rows, key=lambda row: row["job"]))
+    for key in ("tau_on", "tau_off", "depth", "tokens_per_s", "over_star", "accept_length"):
+        frame[key] = frame[key].astype(float) if key in frame else float("nan")  # all rows may have been skipped
+    write_parquet(folder / "rows.parquet", frame)
+    with atomic(folder / "rows.csv") as partial:
+        frame.to_csv(partial, index=False)
+    for path in heat_maps(frame, folder, plot):
+        print(f"heat map: {path}")
+    done = frame[frame["status"] == "ok"].sort_values("tokens_per_s", ascending=False)
+    if len(done):
+        best = done.groupby("task", sort=False).head(max(1, SHOWN // done["task"].nunique()))
+        shown = best.sort_values(["task", "tokens_per_s"], ascending=[True, False]).reindex(columns=TABLE)
+        print(shown.to_string(index=False, float_format=lambda value: f"{value:.4g}", na_rep="-"))
+    print(f"{len(done)} rows, {len(frame) - len(done)} skipped (tau_off > tau_on)")
+    print(f"rows: {folder / 'rows.parquet'}")
+
+
+def heat_maps(frame: Any, folder: Path, plot: Any) -> list[Path]:
+    """tokens/s over tau_on × tau_off for each task and policy; the optimum is framed, skipped pairs are blank.
+
+    Rows that differ in something else too (depth, experiment, …) share a cell, which then shows the best of them.
+    """
+    frame = frame[frame["tau_on"].notna() & frame["tau_off"].notna()]
+    many, paths = frame["policy"].nunique() > 1, []
+    for (task, policy), rows in frame.groupby(["task", "policy"], sort=False):
+        rows = rows.assign(tau_off=-rows["tau_off"])  # so that thresholds grow to the right and upwards
+        cells = {"index": "tau_off", "columns": "tau_on", "aggfunc": "max", "dropna": False}
+        values, ratios = (rows.pivot_table(values=key, **cells) for key in ("tokens_per_s", "over_star"))
+        if not values.notna().any(axis=None):
+            continue
+        path = folder / f"heatmap_{task}{f'_{policy}' if many else ''}.png"
+        title = f"{task}, {policy} ({rows['engine'].iloc[0]}, {rows['split'].iloc[0]} split)"
+        _heat_map(values, ratios, title, path, plot)
+        paths.append(path)
+    return paths
+
+
+def _heat_map(values: Any, ratios: Any, title: str, path: Path, plot: Any) -> None:
+    import numpy as np
+    import seaborn as sns
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    notes = [[f"{v:.1f}\n{r:.3f}×" if v == v else "" for v, r in zip(*pair, strict=True)]
+             for pair in zip(values.to_numpy(), ratios.to_numpy(), strict=True)]  # fmt: skip
+    height, width = values.shape
+    fig = Figure(figsize=(2.6 + 0.95 * width, 1.6 + 0.7 * height), layout="constrained")
+    ax = fig.subplots()
+    label = {"label": "tokens/s (× the best static tree)"}
+    sns.heatmap(values, ax=ax, annot=np.array(notes), fmt="", cmap="Blues", linewidths=1, cbar_kws=label)
+    best_row, best_column = np.unravel_index(np.nanargmax(values.to_numpy()), values.shape)
+    ax.add_patch(Rectangle((best_column, best_row), 1, 1, fill=False, ec="black", lw=2.5, clip_on=False))
+    ax.set_xticklabels([f"{tau:.4g}" for tau in values.columns], rotation=0)
+    ax.set_yticklabels([f"{-tau:.4g}" for tau in values.index], rotation=0)
+    ax.set(xlabel="tau_on (one tree up above it)", ylabel="tau_off (one tree down at or below it)", title=title)
+    with atomic(path) as partial:
+        fig.savefig(partial, dpi=plot.dpi, format="png")
+
+
+@hydra.main(config_path=str(CONF), config_name="sweep", version_base="1.3")
+def job(raw: DictConfig) -> float:
+    """One Hydra job. Returns tokens/s (0 when skipped), an objective for sweepers that look for one."""
+    from entmtp.tracking import track_sweep_job
+
+    settings = HydraConfig.get()
+    overrides = list(settings.overrides.task)
+    multirun = settings.mode is not None and settings.mode.name == "MULTIRUN"
+    try:
+        config = validate(raw)
+        row = {**run_job(config), "overrides": overrides, "job": settings.job.num if multirun else 0}
+        write_json(Path(settings.runtime.output_dir) / "row.json", row)
+        track_sweep_job(config.tracking, overrides, row)
+    except EntmtpError as error:  # SystemExit ends the whole multirun at the first job that cannot work
+        raise SystemExit(f"error: {error}") from error
+    speed = f"{row['tokens_per_s']:.2f} tokens/s" if row["status"] == "ok" else f"skipped: {row['reason']}"
+    print(f"#{row['job']} {' '.join(overrides)}: {speed}", flush=True)
+    if not multirun:
+        print(f"row: {Path(settings.runtime.output_dir) / 'row.json'}")
+    return row.get("tokens_per_s", 0.0)
+
+
+def main() -> None:
+    """Check names, run Hydra, and say what is wrong in one line."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach this function instead of being printed by Hydra
+    try:
+        for override in sys.argv[1:]:
+            group, _, names = override.lstrip("+~").partition("=")
+            if (CONF / group).is_dir() and names and not set("()[]{}") & set(names):  # plain lists of names only
+                for name in names.split(","):
+                    check_choice(group, name)
+        job()
+    except EntmtpError as error:
+        sys.exit(f"error: {error}")
+    except HydraException as error:
+        cause = f" ({error.__cause__})" if error.__cause__ else ""
+        sys.exit(f"error: config: {' '.join(f'{error}{cause}'.split())}")
+
+
+if __name__ == "__main__":
+    from entmtp.sweep import main as run  # under its own name, so that launchers can pickle the job by reference
+
+    run()

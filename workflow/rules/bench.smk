@@ -1,0 +1,118 @@
+# Stage 7: timed runs of all policies of a task side by side, and the checks that their result stands on
+ARMS = {name: policy.heads for name, policy in POLICY_CFG.items()}
+BENCH = dict(
+    run=lambda wildcards: RUN,
+    arms=ARMS,
+    kinds={kind: to_plain(HEADS_CFG[kind]) for kind in USED},
+    heads_folders=lambda wildcards: {kind: str(Path(heads_config(kind)).parent) for kind in USED},
+)
+BANKS = f"{RUN}/trees/{{heads}}/{{task}}/bank.json"
+
+
+rule bench:
+    input:
+        target=MODEL,
+        prompts=f"{RUN}/prompts/{{task}}.jsonl",
+        heads=[heads_config(kind) for kind in USED],
+        policies=lambda wildcards: [policy_path(wildcards.task, name) for name in POLICIES],
+        banks=lambda wildcards: bank_paths(wildcards.task),
+    output:
+        bench=f"{RUN}/bench/{{task}}.parquet",
+    log:
+        f"{LOGS}/bench/{{task}}.log",
+    conda:
+        "../../environment.yml"
+    threads: workflow.cores
+    resources:
+        device=1,
+    params:
+        **base(),
+        **BENCH,
+        bench={key: PLAIN["bench"][key] for key in ("warmup_tokens",)},
+        decoding=PLAIN["decoding"],
+        task="{task}",
+    script:
+        "../scripts/bench.py"
+
+
+rule check_lossless:
+    input:
+        target=MODEL,
+        prompts=f"{RUN}/prompts/{{task}}.jsonl",
+        bench=f"{RUN}/bench/{{task}}.parquet",
+    output:
+        check=f"{RUN}/checks/lossless/{{task}}.json",
+    log:
+        f"{LOGS}/check_lossless/{{task}}.log",
+    conda:
+        "../../environment.yml"
+    params:
+        **base(),
+        decoding=PLAIN["decoding"],
+        bench={"tie_margin": PLAIN["bench"]["tie_margin"]},
+        task="{task}",
+    script:
+        "../scripts/check_lossless.py"
+
+
+rule check_replay:
+    input:
+        target=MODEL,
+        prompts=f"{RUN}/prompts/{{task}}.jsonl",
+        bench=f"{RUN}/bench/{{task}}.parquet",
+        policies=lambda wildcards: [policy_path(wildcards.task, name) for name in POLICIES],
+        banks=lambda wildcards: bank_paths(wildcards.task),
+        heads=[heads_config(kind) for kind in USED],
+    output:
+        check=f"{RUN}/checks/replay/{{task}}.json",
+        traces=[f"{RUN}/traces/{kind}/{{task}}.test.parquet" for kind in USED],
+    log:
+        f"{LOGS}/check_replay/{{task}}.log",
+    conda:
+        "../../environment.yml"
+    params:
+        **base(),
+        **BENCH,
+        decoding=PLAIN["decoding"],
+        bench={"tie_margin": PLAIN["bench"]["tie_margin"]},
+        task="{task}",
+    script:
+        "../scripts/check_replay.py"
+
+
+rule perplexity:
+    input:
+        target=MODEL,
+        prompts=f"{RUN}/prompts/{{task}}.jsonl",
+        bench=f"{RUN}/bench/{{task}}.parquet",
+    output:
+        perplexity=f"{RUN}/perplexity/{{task}}.json",
+    log:
+        f"{LOGS}/perplexity/{{task}}.log",
+    conda:
+        "../../environment.yml"
+    params:
+        **base(),
+        task="{task}",
+    script:
+        "../scripts/perplexity.py"
+
+
+rule track:
+    input:
+        bench=f"{RUN}/bench/{{task}}.parquet",
+        summary=f"{RUN}/summary.json",
+        figures=expand(f"{RUN}/figures/{{figure}}.png", figure=FIGURES),
+    output:
+        tracking=f"{RUN}/tracking/{{task}}.json",
+    log:
+        f"{LOGS}/track/{{task}}.log",
+    conda:
+        "../../environment.yml"
+    params:
+        tracking=PLAIN["tracking"],
+        config=PLAIN,
+        task="{task}",
+        threads=CFG.threads,
+    script:
+        "../scripts/track.py"

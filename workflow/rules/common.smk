@@ -1,0 +1,96 @@
+# Compose conf/ once and hand each rule only its own block, so that a change reruns what depends on it and no more.
+import sys
+from pathlib import Path
+
+from entmtp.config import compose, to_plain
+from entmtp.errors import EntmtpError
+from entmtp.session import compose_task, heads_folder, run_folder, target_folder
+
+KINDS_OF_POLICY = ("ar", "static")
+
+
+def composed():
+    overrides = [f"experiment={config.get('experiment', 'quick')}", *str(config.get("overrides", "")).split()]
+    cfg = compose(overrides)
+    tasks = {task: compose_task(cfg, overrides, task).task for task in cfg.tasks}
+    policies = {name: compose([*overrides, f"policy={name}"]).policy for name in cfg.policies}
+    kinds = sorted({policy.heads for policy in policies.values() if policy.heads} | {cfg.heads.name})
+    heads = {kind: compose([*overrides, f"heads={kind}"]).heads for kind in kinds}
+    return cfg, tasks, policies, heads
+
+
+try:
+    CFG, TASK_CFG, POLICY_CFG, HEADS_CFG = composed()
+except EntmtpError as error:
+    sys.exit(f"error: {error}")
+
+TASKS, POLICIES = list(TASK_CFG), list(POLICY_CFG)
+RUN = str(run_folder(CFG))
+LOGS = f"logs/{CFG.experiment}"
+MODEL = str(
+    target_folder(CFG.target, CFG.resources) / ("config.json" if CFG.target.source == "folder" else "entmtp.json")
+)
+PLAIN = to_plain(CFG)
+# kinds of heads whose trees are searched: those of policies that use a bank
+CALIBRATED = sorted({p.heads for p in POLICY_CFG.values() if p.heads and p.kind not in KINDS_OF_POLICY})
+USED = sorted({p.heads for p in POLICY_CFG.values() if p.heads})
+FIGURES = [
+    "speedup",
+    "throughput_tree_size",
+    "acceptance_frontier",
+    "step_latency",
+    "accept_entropy",
+    "tree_choice",
+    "scheduler_overhead",
+]
+TABLES = ["speed", "perplexity", "trees"]
+
+
+wildcard_constraints:
+    task="[A-Za-z0-9_]+",
+    heads="[A-Za-z0-9_]+",
+    policy="[A-Za-z0-9_]+",
+
+
+def base():
+    """What every rule that opens the target needs to know."""
+    keys = ("target", "dtype", "device", "threads")
+    return {**{key: PLAIN[key] for key in keys}, "resources": lambda wildcards: CFG.resources}
+
+
+def heads_config(kind):
+    """Path of the native format's config.json of one kind of heads."""
+    return str(heads_folder(HEADS_CFG[kind], CFG.target.name, CFG.resources, RUN) / "config.json")
+
+
+def block(**parts):
+    return {**base(), **parts}
+
+
+def policy_path(task, name):
+    return f"{RUN}/trees/{POLICY_CFG[name].heads or 'none'}/{task}/policy/{name}.json"
+
+
+def bank_paths(task):
+    return [f"{RUN}/trees/{kind}/{task}/bank.json" for kind in CALIBRATED]
+
+
+def published():
+    """Final products, in the run folder and, for the run made last, right under results/."""
+    return [f"{CFG.results}/{name}" for name in ("summary.json", "report.html", "config.yaml")]
+
+
+def policy_inputs(wildcards):
+    """What fitting a policy reads: nothing for policies without a bank."""
+    if POLICY_CFG[wildcards.policy].kind in KINDS_OF_POLICY:
+        return {}
+    trees = f"{RUN}/trees/{wildcards.heads}/{wildcards.task}"
+    return {
+        "bank": f"{trees}/bank.json",
+        "traces": f"{RUN}/traces/{wildcards.heads}/{wildcards.task}.calib.parquet",
+        "latency": f"{RUN}/latency/{wildcards.heads}.json",
+    }
+
+
+def per_task(pattern):
+    return expand(f"{RUN}/{pattern}", task=TASKS)

@@ -1,0 +1,135 @@
+# Stage 8: one machine-readable summary, then tables, figures and the report from it
+rule summary:
+    input:
+        bench=per_task("bench/{task}.parquet"),
+        lossless=per_task("checks/lossless/{task}.json"),
+        replay=per_task("checks/replay/{task}.json"),
+        perplexity=per_task("perplexity/{task}.json"),
+        prompts=per_task("prompts/{task}.jsonl"),
+        latency=expand(f"{RUN}/latency/{{heads}}.json", heads=CALIBRATED),
+    output:
+        summary=f"{RUN}/summary.json",
+    log:
+        f"{LOGS}/summary.log",
+    conda:
+        "../../environment.yml"
+    params:
+        run=lambda wildcards: RUN,
+        tasks=TASKS,
+        policies=POLICIES,
+        bench=PLAIN["bench"],
+        tasks_config={task: to_plain(cfg) for task, cfg in TASK_CFG.items()},
+        # presentation and tracking do not change a result, so that they do not rerun this either
+        config={key: value for key, value in PLAIN.items() if key not in ("plot", "tracking", "sweep")},
+        threads=CFG.threads,
+    script:
+        "../scripts/summary.py"
+
+
+rule resolved_config:
+    output:
+        config=f"{RUN}/config.yaml",
+    log:
+        f"{LOGS}/resolved_config.log",
+    conda:
+        "../../environment.yml"
+    params:
+        config=PLAIN,
+        tasks_config={task: to_plain(cfg) for task, cfg in TASK_CFG.items()},
+        policies_config={name: to_plain(cfg) for name, cfg in POLICY_CFG.items()},
+        heads_config={kind: to_plain(cfg) for kind, cfg in HEADS_CFG.items()},
+        threads=CFG.threads,
+    script:
+        "../scripts/resolved_config.py"
+
+
+rule tables:
+    input:
+        summary=f"{RUN}/summary.json",
+    output:
+        report(
+            expand(f"{RUN}/tables/{{table}}.csv", table=TABLES),
+            caption="../report/speed.rst",
+            category="Tables",
+        ),
+        expand(f"{RUN}/tables/{{table}}.{{kind}}", table=TABLES, kind=("md", "tex")),
+    log:
+        f"{LOGS}/tables.log",
+    conda:
+        "../../environment.yml"
+    params:
+        run=lambda wildcards: RUN,
+        threads=CFG.threads,
+    script:
+        "../scripts/tables.py"
+
+
+rule figures:
+    input:
+        summary=f"{RUN}/summary.json",
+        throughput=expand(f"{RUN}/trees/{{heads}}/{{task}}/throughput.json", heads=CALIBRATED, task=TASKS),
+        banks=expand(f"{RUN}/trees/{{heads}}/{{task}}/bank.json", heads=CALIBRATED, task=TASKS),
+        latency=expand(f"{RUN}/latency/{{heads}}.json", heads=CALIBRATED),
+        bench=per_task("bench/{task}.parquet"),
+        traces=expand(f"{RUN}/traces/{{heads}}/{{task}}.test.parquet", heads=CALIBRATED, task=TASKS),
+    output:
+        report(
+            expand(f"{RUN}/figures/{{figure}}.png", figure=FIGURES),
+            caption="../report/speedup.rst",
+            category="Figures",
+        ),
+        expand(f"{RUN}/figures/{{figure}}.svg", figure=FIGURES),
+    log:
+        f"{LOGS}/figures.log",
+    conda:
+        "../../environment.yml"
+    params:
+        run=lambda wildcards: RUN,
+        tasks=TASKS,
+        heads=CALIBRATED,
+        plot=PLAIN["plot"],
+        threads=CFG.threads,
+    script:
+        "../scripts/figures.py"
+
+
+rule report:
+    input:
+        summary=f"{RUN}/summary.json",
+        config=f"{RUN}/config.yaml",
+        figures=expand(f"{RUN}/figures/{{figure}}.png", figure=FIGURES),
+        tables=expand(f"{RUN}/tables/{{table}}.md", table=TABLES),
+    output:
+        report=f"{RUN}/report.html",
+    log:
+        f"{LOGS}/report.log",
+    conda:
+        "../../environment.yml"
+    params:
+        run=lambda wildcards: RUN,
+        threads=CFG.threads,
+    script:
+        "../scripts/report.py"
+
+
+rule publish:
+    input:
+        summary=f"{RUN}/summary.json",
+        report=f"{RUN}/report.html",
+        config=f"{RUN}/config.yaml",
+        tables=expand(f"{RUN}/tables/{{table}}.{{kind}}", table=TABLES, kind=("csv", "md", "tex")),
+        figures=expand(f"{RUN}/figures/{{figure}}.{{kind}}", figure=FIGURES, kind=("png", "svg")),
+    output:
+        published(),
+        expand(f"{CFG.results}/tables/{{table}}.{{kind}}", table=TABLES, kind=("csv", "md", "tex")),
+        expand(f"{CFG.results}/figures/{{figure}}.{{kind}}", figure=FIGURES, kind=("png", "svg")),
+    log:
+        f"{LOGS}/publish.log",
+    conda:
+        "../../environment.yml"
+    params:
+        run=lambda wildcards: RUN,
+        results=lambda wildcards: CFG.results,
+        threads=CFG.threads,
+    script:
+        "../scripts/publish.py"

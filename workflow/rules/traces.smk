@@ -1,0 +1,40 @@
+# Stage 2: the target's own continuations of the calibration prompts, and one teacher-forced pass over them
+
+
+rule texts:
+    input:
+        target=MODEL,
+        prompts=f"{RUN}/prompts/{{task}}.jsonl",
+    output:
+        texts=f"{RUN}/texts/{{task}}.calib.parquet",
+    log:
+        f"{LOGS}/texts/{{task}}.log",
+    conda:
+        "../../environment.yml"
+    threads: workflow.cores
+    params:
+        **base(),
+        decoding=PLAIN["decoding"],
+    script:
+        "../scripts/texts.py"
+
+
+rule traces:
+    input:
+        target=MODEL,
+        prompts=f"{RUN}/prompts/{{task}}.jsonl",
+        texts=f"{RUN}/texts/{{task}}.calib.parquet",
+        heads=lambda wildcards: heads_config(wildcards.heads),
+    output:
+        traces=f"{RUN}/traces/{{heads}}/{{task}}.calib.parquet",
+    log:
+        f"{LOGS}/traces/{{heads}}/{{task}}.log",
+    conda:
+        "../../environment.yml"
+    params:
+        **base(),
+        decoding=PLAIN["decoding"],
+        bench=PLAIN["bench"],
+        heads=lambda wildcards: to_plain(HEADS_CFG[wildcards.heads]),
+    script:
+        "../scripts/traces.py"
