@@ -177,7 +177,9 @@ class Traced:
             text = self.decoder.plain(prompt["token_ids"], decoding, prompt["id"]).tokens
             chooser = make_chooser(target, decoding, prompt["id"])
             self.texts[prompt["id"]] = text
-            self.rows += trace_text(target, drafter, self.decoder.cache, prompt["id"], prompt["token_ids"], text, chooser)
+            self.rows += trace_text(
+                target, drafter, self.decoder.cache, prompt["id"], prompt["token_ids"], text, chooser
+            )
         self.frame = pd.DataFrame(self.rows)
         self.trace = Trace.from_frame(self.frame)
 

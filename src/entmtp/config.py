@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -183,6 +184,7 @@ class Config:
     tasks: list[str] = field(default_factory=list)
     policies: list[str] = field(default_factory=list)
     task_overrides: dict[str, dict[str, Any]] = field(default_factory=dict)  # {task: {key of TaskConfig: value}}
+    heads_overrides: dict[str, dict[str, Any]] = field(default_factory=dict)  # {heads: {key of HeadsConfig: value}}
     heads_trained: list[str] = field(default_factory=list)
     dtype: str = "float32"
     device: str = "cpu"
@@ -202,6 +204,11 @@ class Config:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     plot: PlotConfig = field(default_factory=PlotConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
+
+
+# Hydra starts from the dataclasses (conf/config.yaml lists `schema` first), so that every key can be overridden by
+# name, whether a YAML file spells it out or not, and is typed.
+ConfigStore.instance().store(name="schema", node=Config)
 
 
 def choices(group: str) -> list[str]:
@@ -237,8 +244,8 @@ def compose(overrides: list[str]) -> Config:
         with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
             return validate(hydra_compose("config", overrides=overrides))
     except HydraException as error:
-        cause = error.__cause__ or error
-        raise EntmtpError(f"config: {' '.join(str(error).split())} ({' '.join(str(cause).split())})") from error
+        causes = [error, *([error.__cause__] if error.__cause__ else [])]
+        raise EntmtpError("config: " + " · ".join(" ".join(str(cause).split()) for cause in causes)) from error
 
 
 def to_plain(config: Any) -> dict:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from entmtp.config import CONF, Config, choices, compose
@@ -97,17 +97,21 @@ class TextStream:
 
 def prepare(arguments: argparse.Namespace) -> tuple[Config, str]:
     """The composed configuration, with the heads that the policy drafts with, and the prompt's text."""
+    from entmtp.session import compose_heads
+
     _check_prompt(arguments.prompt)
     overrides = [_expand(override) for override in arguments.overrides]
     config = compose(overrides)
     asked = [item.partition("=")[2] for item in overrides if item.startswith("heads=")]
-    if config.policy.heads and config.policy.heads != config.heads.name:
-        if asked:
+    kind = config.policy.heads
+    if kind:
+        if asked and asked[-1] != kind:
             raise EntmtpError(
-                f"policy '{config.policy.name}' drafts with {config.policy.heads} heads, not {asked[-1]}: leave heads= "
-                f"out or say policy.heads={asked[-1]} too"
+                f"policy '{config.policy.name}' drafts with {kind} heads, not {asked[-1]}: leave heads= out or say "
+                f"policy.heads={asked[-1]} too"
             )
-        config = compose([*overrides, f"heads={config.policy.heads}"])
+        rest = [item for item in overrides if not item.startswith("heads=")]
+        config = replace(config, heads=compose_heads(config, rest, kind))
     prompt = sys.stdin.read().rstrip("\n") if arguments.prompt == "-" else arguments.prompt
     if not prompt.strip():
         raise EntmtpError("the prompt is empty")

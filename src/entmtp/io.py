@@ -111,6 +111,18 @@ def sha256_json(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
+def check_writable(folder: str | Path, key: str) -> None:
+    """Refuse an unwritable folder before any work starts; `key` is the setting that named it."""
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".writable.{os.getpid()}"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise EntmtpError(f"{key}={folder}: not a writable folder ({error.strerror}); choose another one") from error
+
+
 class Journal:
     """A JSONL file of finished pieces of a long job, so that an interrupted job resumes and loses nothing.
 

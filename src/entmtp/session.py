@@ -16,15 +16,22 @@ from entmtp.tree.bank import Bank
 from entmtp.tree.topology import Tree
 
 
-def task_overrides(config: Config, task: str) -> list[str]:
-    """Hydra overrides that turn an experiment's config into this task's."""
-    extra = config.task_overrides.get(task, {})
-    return [f"task={task}", *(f"task.{key}={value}" for key, value in extra.items())]
+def group_overrides(group: str, name: str, extra: dict) -> list[str]:
+    """Hydra overrides that choose `name` in a group and apply what the experiment changes in it."""
+    return [f"{group}={name}", *(f"{group}.{key}={value}" for key, value in extra.items())]
 
 
 def compose_task(config: Config, overrides: list[str], task: str) -> Config:
+    """The experiment's config for one task; `config` is `compose(overrides)`."""
     check_choice("task", task)
-    return compose([*overrides, *task_overrides(config, task)])
+    return compose([*overrides, *group_overrides("task", task, config.task_overrides.get(task, {}))])
+
+
+def compose_heads(config: Config, overrides: list[str], heads: str) -> HeadsConfig:
+    """The experiment's config of one kind of heads; `config` is `compose(overrides)`."""
+    check_choice("heads", heads)
+    extra = config.heads_overrides.get(heads, {})
+    return compose([*overrides, *group_overrides("heads", heads, extra)]).heads
 
 
 def run_folder(config: Config) -> Path:

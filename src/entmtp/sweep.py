@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.singleton import Singleton
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
-from entmtp.config import CONF, Config, HeadsConfig, check_choice, compose, validate
+from entmtp.config import CONF, Config, HeadsConfig, check_choice, validate
 from entmtp.errors import EntmtpError
 from entmtp.io import atomic, read_json, read_parquet, write_json, write_parquet
 
@@ -29,10 +30,10 @@ SHOWN = 12  # rows of the closing table, shared by the tasks
 def run_job(config: Config) -> dict:
     """The row of one job: predicted (replay) or measured (live) speed of the policy that `config` describes.
 
-    tokens_per_s and star_tokens_per_s (the fastest static tree of the bank, on the same texts by the same engine) are
-    tokens/s; milliseconds are totals over the split; num_accepted is a mean a step, accept_length num_accepted + 1;
-    shares are of steps, in the order of `trees` (their nodes). Replay leaves the prefill and each text's last token
-    out; live counts both, as the bench does. Raises EntmtpError for a missing run folder.
+    star_tokens_per_s is the static optimum's speed on the same texts by the same engine: the bank's fastest tree there
+    (live: the bank's own star). Milliseconds are totals; num_accepted is a mean a step, accept_length num_accepted + 1;
+    shares are of steps, in the order of `trees` (their nodes). Replay leaves out the prefill and each text's last
+    token; live counts both, as the bench does. Raises EntmtpError for a missing run folder.
     """
     policy = config.policy
     row: dict[str, Any] = {
@@ -41,16 +42,15 @@ def run_job(config: Config) -> dict:
         "tau_on": policy.tau_on, "tau_off": policy.tau_off, "depth": policy.depth, "status": "ok", "reason": None,
     }  # fmt: skip
     _check(config)
-    if None not in (policy.tau_on, policy.tau_off) and policy.tau_off > policy.tau_on:
+    if policy.kind == "tau" and None not in (policy.tau_on, policy.tau_off) and policy.tau_off > policy.tau_on:
         reason = f"tau_off={policy.tau_off:g} exceeds tau_on={policy.tau_on:g}: the thresholds would cross"
         return {**row, "status": "skipped", "reason": reason}
     return {**row, **_evaluate(config)}
 
 
 def _check(config: Config) -> None:
-    for key, value, allowed in (("split", config.sweep.split, ("calib", "test")),
-                                ("engine", config.sweep.engine, ("replay", "live"))):  # fmt: skip
-        if value not in allowed:
+    for key, allowed in (("split", ("calib", "test")), ("engine", ("replay", "live"))):
+        if (value := getattr(config.sweep, key)) not in allowed:
             raise EntmtpError(f"config key 'sweep.{key}': '{value}' is not one of {', '.join(allowed)}")
     if config.sweep.prompts is not None and config.sweep.prompts < 1:
         raise EntmtpError(f"config key 'sweep.prompts': {config.sweep.prompts} must be at least 1")
@@ -59,11 +59,10 @@ def _check(config: Config) -> None:
 def _need(config: Config, path: Path) -> Path:
     if path.is_file():
         return path
-    listed = "" if config.task.name in config.tasks else f" overrides=tasks=[{config.task.name}]"
-    raise EntmtpError(
-        f"{path} is missing: the pipeline has not made it for task '{config.task.name}' under experiment "
-        f"'{config.experiment}'; run `snakemake --cores all --config experiment={config.experiment}{listed}` first"
-    )
+    task, experiment = config.task.name, config.experiment
+    listed = "" if task in config.tasks else f" overrides=tasks=[{task}]"
+    command = f"snakemake --cores all --config experiment={experiment}{listed}"
+    raise EntmtpError(f"{path} is missing: the pipeline has not made it for task '{task}': run `{command}` first")
 
 
 def _evaluate(config: Config) -> dict:
@@ -89,11 +88,9 @@ def _evaluate(config: Config) -> dict:
         times = {entry.tree: entry.step_ms for entry in bank.trees}
         counts = _replay(trace, policy, times, latency)
         star = max((_replay(trace, static, times, latency) for static in statics), key=lambda c: c["tokens_per_s"])
-    chosen = {key: fitted[key] for key in ("tau_on", "tau_off", "depth")}
-    return {
-        **chosen, **counts, "star_tokens_per_s": star["tokens_per_s"], "star_nodes": star["trees"][0],
-        "over_star": counts["tokens_per_s"] / star["tokens_per_s"],
-    }  # fmt: skip
+    ratio = counts["tokens_per_s"] / star["tokens_per_s"]
+    optimum = {"star_tokens_per_s": star["tokens_per_s"], "star_nodes": star["trees"][0], "over_star": ratio}
+    return {**{key: fitted[key] for key in ("tau_on", "tau_off", "depth")}, **counts, **optimum}
 
 
 def _replay(trace, policy, times: dict, latency) -> dict:
@@ -118,23 +115,29 @@ def _live(config: Config, kind: str, policies: list) -> list[dict]:
     from entmtp.tasks import read_prompts
 
     run = run_folder(config)
-    path = _need(config, run / "prompts" / f"{config.task.name}.jsonl")
-    prompts = read_prompts(path, config.sweep.split)[: config.sweep.prompts]
+    file = _need(config, run / "prompts" / f"{config.task.name}.jsonl")
+    prompts = read_prompts(file, config.sweep.split)[: config.sweep.prompts]
     heads = _heads(config, kind)
     folder = heads_folder(heads, config.target.name, config.resources, run)
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.threads or torch.get_num_threads())
     target = open_target(config.target, config.resources, config.dtype, config.device)
     trees = [tree for policy in policies for tree in policy.trees]
     decoder = open_decoder(target, heads, folder, capacity_for(prompts, config.decoding.max_new_tokens, trees))
     warm = replace(config.decoding, max_new_tokens=min(config.bench.warmup_tokens, config.decoding.max_new_tokens))
-    for policy in policies:
-        decoder.generate(prompts[0]["token_ids"], policy, warm, prompts[0]["id"])
+
+    def decode(index: int, prompt: dict, decoding):
+        if index == 0 and config.policy.kind == "ar":
+            return decoder.plain(prompt["token_ids"], decoding, prompt["id"])
+        return decoder.generate(prompt["token_ids"], policies[index], decoding, prompt["id"])
+
+    order = list(range(len(policies)))
+    for index in order:
+        decode(index, prompts[0], warm)
     runs: list[list] = [[] for _ in policies]
     for number, prompt in enumerate(prompts):
-        for place in range(len(policies)):
-            index = (number + place) % len(policies)
-            runs[index].append(decoder.generate(prompt["token_ids"], policies[index], config.decoding, prompt["id"]))
+        shift = number % len(order)
+        for index in order[shift:] + order[:shift]:
+            runs[index].append(decode(index, prompt, config.decoding))
     return [
         _counts(
             policy,
@@ -149,14 +152,14 @@ def _live(config: Config, kind: str, policies: list) -> list[dict]:
 
 def _heads(config: Config, kind: str) -> HeadsConfig:
     """The configuration of the policy's kind of heads, which need not be the job's own `heads`."""
-    if kind == config.heads.name:
-        return config.heads
-    own = [item for item in HydraConfig.get().overrides.task if item.partition("=")[0] not in ("heads", "sweep")]
-    state = Singleton.get_state()  # compose starts Hydra afresh; this job's own Hydra goes on after it
+    from entmtp.session import compose_heads
+
+    own = [item for item in HydraConfig.get().overrides.task if not item.startswith("heads=")]
+    app = GlobalHydra.instance().hydra
     try:
-        return compose([*own, f"heads={kind}"]).heads
+        return compose_heads(config, own, kind)
     finally:
-        Singleton.set_state(state)
+        GlobalHydra.instance().hydra = app  # composing cleared it; this job's own Hydra goes on
 
 
 def _counts(policy, steps: list[tuple[int, int]], tokens: int, milliseconds: float, prompts: int) -> dict:
@@ -181,20 +184,19 @@ class GatherRows(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         try:
             gather(Path(config.hydra.sweep.dir), config.plot)
-        except EntmtpError as error:
-            raise SystemExit(f"error: {error}") from error
         except Exception as error:  # Hydra would turn it into a warning and end well
-            traceback.print_exc()
-            raise SystemExit(1) from error
+            if not isinstance(error, EntmtpError):
+                traceback.print_exc()
+            raise SystemExit(f"error: {error}") from error
 
 
 def gather(folder: Path, plot: Any) -> None:
     import pandas as pd
 
-    rows = [read_json(path) for path in sorted(folder.rglob("row.json"))]
+    rows = sorted((read_json(path) for path in folder.rglob("row.json")), key=lambda row: row["job"])
     if not rows:
         raise EntmtpError(f"{folder}: no job of this sweep wrote a row")
-    frame = pd.DataFrame(sorted(rows, key=lambda row: row["job"]))
+    frame = pd.DataFrame(rows)
     for key in ("tau_on", "tau_off", "depth", "tokens_per_s", "over_star", "accept_length"):
         frame[key] = frame[key].astype(float) if key in frame else float("nan")  # all rows may have been skipped
     write_parquet(folder / "rows.parquet", frame)
@@ -207,8 +209,7 @@ def gather(folder: Path, plot: Any) -> None:
         best = done.groupby("task", sort=False).head(max(1, SHOWN // done["task"].nunique()))
         shown = best.sort_values(["task", "tokens_per_s"], ascending=[True, False]).reindex(columns=TABLE)
         print(shown.to_string(index=False, float_format=lambda value: f"{value:.4g}", na_rep="-"))
-    print(f"{len(done)} rows, {len(frame) - len(done)} skipped (tau_off > tau_on)")
-    print(f"rows: {folder / 'rows.parquet'}")
+    print(f"{len(done)} rows, {len(frame) - len(done)} skipped (tau_off > tau_on)\nrows: {folder / 'rows.parquet'}")
 
 
 def heat_maps(frame: Any, folder: Path, plot: Any) -> list[Path]:
@@ -216,18 +217,16 @@ def heat_maps(frame: Any, folder: Path, plot: Any) -> list[Path]:
 
     Rows that differ in something else too (depth, experiment, …) share a cell, which then shows the best of them.
     """
-    frame = frame[frame["tau_on"].notna() & frame["tau_off"].notna()]
+    frame = frame.dropna(subset=["tau_on", "tau_off"])
     many, paths = frame["policy"].nunique() > 1, []
     for (task, policy), rows in frame.groupby(["task", "policy"], sort=False):
         rows = rows.assign(tau_off=-rows["tau_off"])  # so that thresholds grow to the right and upwards
         cells = {"index": "tau_off", "columns": "tau_on", "aggfunc": "max", "dropna": False}
         values, ratios = (rows.pivot_table(values=key, **cells) for key in ("tokens_per_s", "over_star"))
-        if not values.notna().any(axis=None):
-            continue
-        path = folder / f"heatmap_{task}{f'_{policy}' if many else ''}.png"
-        title = f"{task}, {policy} ({rows['engine'].iloc[0]}, {rows['split'].iloc[0]} split)"
-        _heat_map(values, ratios, title, path, plot)
-        paths.append(path)
+        if values.notna().any(axis=None):
+            paths.append(folder / f"heatmap_{task}{f'_{policy}' if many else ''}.png")
+            title = f"{task}, {policy} ({rows['engine'].iloc[0]}, {rows['split'].iloc[0]} split)"
+            _heat_map(values, ratios, title, paths[-1], plot)
     return paths
 
 
@@ -239,11 +238,9 @@ def _heat_map(values: Any, ratios: Any, title: str, path: Path, plot: Any) -> No
 
     notes = [[f"{v:.1f}\n{r:.3f}×" if v == v else "" for v, r in zip(*pair, strict=True)]
              for pair in zip(values.to_numpy(), ratios.to_numpy(), strict=True)]  # fmt: skip
-    height, width = values.shape
-    fig = Figure(figsize=(2.6 + 0.95 * width, 1.6 + 0.7 * height), layout="constrained")
-    ax = fig.subplots()
-    label = {"label": "tokens/s (× the best static tree)"}
-    sns.heatmap(values, ax=ax, annot=np.array(notes), fmt="", cmap="Blues", linewidths=1, cbar_kws=label)
+    fig = Figure(figsize=(2.6 + 0.95 * values.shape[1], 1.6 + 0.7 * values.shape[0]), layout="constrained")
+    ax, bar = fig.subplots(), {"label": "tokens/s (× the best static tree)"}
+    sns.heatmap(values, ax=ax, annot=np.array(notes), fmt="", cmap="Blues", linewidths=1, cbar_kws=bar)
     best_row, best_column = np.unravel_index(np.nanargmax(values.to_numpy()), values.shape)
     ax.add_patch(Rectangle((best_column, best_row), 1, 1, fill=False, ec="black", lw=2.5, clip_on=False))
     ax.set_xticklabels([f"{tau:.4g}" for tau in values.columns], rotation=0)
@@ -264,14 +261,13 @@ def job(raw: DictConfig) -> float:
     try:
         config = validate(raw)
         row = {**run_job(config), "overrides": overrides, "job": settings.job.num if multirun else 0}
-        write_json(Path(settings.runtime.output_dir) / "row.json", row)
+        path = Path(settings.runtime.output_dir) / "row.json"
+        write_json(path, row)
         track_sweep_job(config.tracking, overrides, row)
     except EntmtpError as error:  # SystemExit ends the whole multirun at the first job that cannot work
         raise SystemExit(f"error: {error}") from error
     speed = f"{row['tokens_per_s']:.2f} tokens/s" if row["status"] == "ok" else f"skipped: {row['reason']}"
-    print(f"#{row['job']} {' '.join(overrides)}: {speed}", flush=True)
-    if not multirun:
-        print(f"row: {Path(settings.runtime.output_dir) / 'row.json'}")
+    print(f"#{row['job']} {' '.join(overrides)}: {speed}{'' if multirun else f' ({path})'}", flush=True)
     return row.get("tokens_per_s", 0.0)
 
 
@@ -288,8 +284,13 @@ def main() -> None:
     except EntmtpError as error:
         sys.exit(f"error: {error}")
     except HydraException as error:
-        cause = f" ({error.__cause__})" if error.__cause__ else ""
+        # a launcher's cause would be another process's traceback
+        cause = f" ({error.__cause__})" if isinstance(error.__cause__, OmegaConfBaseException) else ""
         sys.exit(f"error: config: {' '.join(f'{error}{cause}'.split())}")
+    except OSError as error:  # Hydra's own folders
+        sys.exit(f"error: {error.filename}: {error.strerror}")
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from entmtp.config import DecodingConfig
+from entmtp.config import DecodingConfig, TargetConfig
 from entmtp.decoding.engine import Decoder, Generation
 from entmtp.errors import EntmtpError
 from entmtp.policy.schedulers import LadderPolicy, Policy, TauPolicy
+from entmtp.target.load import load_target
 from entmtp.tree.topology import Tree
 
 BUDGETS = (1, 2, 7, 40)
@@ -50,9 +51,9 @@ def test_tokens_equal_plain_decoding_for_every_tree(tiny, prompts, trees, oracle
     policy = Policy(name, [trees[name]])
     accepted = 0
     for number, prompt in enumerate(prompts):
-        text = decoder.plain(prompt, with_budget(MODES[mode], 60), f"p{number}").tokens
+        text = decoder.plain(prompt, with_budget(MODES[mode], 50), f"p{number}").tokens
         drafter.attach(decoder, prompt, text)
-        for budget in BUDGETS:
+        for budget in BUDGETS if number % 2 else BUDGETS[:3]:
             decoding = with_budget(MODES[mode], budget)
             plain = decoder.plain(prompt, decoding, f"p{number}")
             run = decoder.generate(prompt, policy, decoding, f"p{number}")
@@ -62,7 +63,7 @@ def test_tokens_equal_plain_decoding_for_every_tree(tiny, prompts, trees, oracle
             assert_accounting(run, policy, tiny.stop_ids, budget)
             accepted += sum(step.accepted for step in run.steps)
     if name in ("chain_4", "wide", "full", "mc_sim_7b_63"):
-        assert accepted > 30  # the tree was of use, so acceptance and commits were really tested
+        assert accepted > 20  # the tree was of use, so acceptance and commits were really tested
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -86,9 +87,6 @@ def test_tokens_equal_plain_decoding_with_real_heads_and_schedulers(tiny, prompt
 
 
 def test_generic_forward_decodes_the_same_tokens(tiny, tiny_folder, prompts, trees, oracle):
-    from entmtp.config import TargetConfig
-    from entmtp.target.load import load_target
-
     generic = load_target(TargetConfig(source="random", forward="generic"), tiny_folder, "float32")
     drafter = oracle()
     decoder = Decoder(generic, drafter, CAPACITY)

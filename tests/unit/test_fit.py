@@ -102,7 +102,9 @@ def test_tau_is_the_best_of_its_grid(depth):
     for d in range(DEPTH + 1) if depth is None else [depth]:
         for indices in [*map(list, combinations(range(3), 2)), [0, 1, 2]]:
             for off, on in combinations_with_replacement(grid(trace, d)[::3], 2):
-                start = indices.index(1) if 1 in indices else min(range(len(indices)), key=lambda k: abs(indices[k] - 1))
+                start = (
+                    indices.index(1) if 1 in indices else min(range(len(indices)), key=lambda k: abs(indices[k] - 1))
+                )
                 other = TauPolicy("t", [TREES[i] for i in indices], start, d, on, off)
                 assert speed(other, trace, indices) <= fitted["calib_tokens_per_s"] + 1e-9
     # the trace is made so that scheduling pays: the fit must find that
@@ -114,7 +116,7 @@ def test_tau_keeps_given_thresholds():
     given_on = fit(kind="tau", depth=1, tau_on=0.55)
     assert given_on["tau_on"] == 0.55
     assert given_on["tau_off"] <= 0.55
-    with pytest.raises(EntmtpError, match="must not exceed policy.tau_on"):
+    with pytest.raises(EntmtpError, match=r"must not exceed policy\.tau_on"):
         fit(kind="tau", tau_on=0.3, tau_off=0.4)
 
 

@@ -169,7 +169,7 @@ def test_save_refuses_what_the_dtype_cannot_hold(tiny, heads_maker, tmp_path):
         save_heads(heads, tmp_path)
     assert list(tmp_path.iterdir()) == []
     save_heads(heads, tmp_path, torch.float32)
-    assert float(load_heads(tmp_path, tiny).first[1].weight[0, 0]) == 1e5
+    assert load_heads(tmp_path, tiny).first[1].weight[0, 0].item() == 1e5
 
 
 # --- batched text -----------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Greedy growth on hand-made rank traces and against a brute-force search."""
 
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -34,7 +35,7 @@ def order(trace: Trace, depth: int, max_nodes: int, max_children: int = 3) -> li
     """Paths in the order in which they were added."""
     grown = grow(ReplayObserver(trace), depth, max_nodes, max_children)
     added = [set(grown[0].tree.paths)]
-    added += [set(b.tree.paths) - set(a.tree.paths) for a, b in zip(grown, grown[1:], strict=False)]
+    added += [set(b.tree.paths) - set(a.tree.paths) for a, b in itertools.pairwise(grown)]
     assert all(len(new) == 1 for new in added)
     return [new.pop() for new in added]
 
@@ -101,9 +102,9 @@ def brute_walk(trace: Trace, union: set) -> list[tuple[int, ...]]:
 
 
 def mean_accept_length(steps: list[tuple[int, ...]], tree: set) -> float:
-    return 1 + sum(max(k for k in range(len(s) + 1) if all(s[:j] in tree for j in range(1, k + 1))) for s in steps) / len(
-        steps
-    )
+    return 1 + sum(
+        max(k for k in range(len(s) + 1) if all(s[:j] in tree for j in range(1, k + 1))) for s in steps
+    ) / len(steps)
 
 
 @settings(max_examples=15)

@@ -26,10 +26,10 @@ from entmtp.target.load import load_target, wrap_model
 from entmtp.tree.topology import CompiledTree, Tree
 
 VOCAB, POSITIONS = 61, 64
-SIZES = dict(
-    vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-    max_position_embeddings=POSITIONS, initializer_range=0.3, bos_token_id=1, eos_token_id=2,
-)  # fmt: skip
+SIZES = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": POSITIONS, "initializer_range": 0.3, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0,
                "high_freq_factor": 4.0, "original_max_position_embeddings": 16}  # fmt: skip
 MODELS = {
@@ -45,7 +45,9 @@ MODELS = {
     ),
     "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES)),
 }
-CASES = [(name, forward) for name in MODELS for forward in ("fused", "generic") if (name, forward) != ("gpt_neox", "fused")]
+CASES = [
+    (name, forward) for name in MODELS for forward in ("fused", "generic") if (name, forward) != ("gpt_neox", "fused")
+]
 TREE = Tree.of([(0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 0), (0, 1, 1), (2, 0, 3), (2, 0, 3, 0)])
 
 
@@ -57,7 +59,7 @@ def build(name: str, seed: int = 0):
     torch.manual_seed(seed)
     model = MODELS[name]().eval()
     with torch.no_grad():  # biases and norms start at 0 and 1: give them values that would show when forgotten
-        for key, parameter in model.named_parameters():
+        for _, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter += 0.2 * torch.randn_like(parameter)
         if (offset := model.get_output_embeddings().bias) is not None:
@@ -224,7 +226,7 @@ def test_supports(config, covered):
 
 
 def test_fused_refuses_what_it_does_not_cover():
-    with pytest.raises(EntmtpError, match="target.forward=fused does not cover model_type=gpt_neox"):
+    with pytest.raises(EntmtpError, match=r"target\.forward=fused does not cover model_type=gpt_neox"):
         wrap(build("gpt_neox"), "fused")
     target = wrap(build("llama_gqa_tied"), "generic")
     with pytest.raises(EntmtpError, match="needs the fused forward"):
@@ -278,7 +280,9 @@ def test_load_target_names_a_wrong_dtype_device_or_folder(tiny_folder, tmp_path)
 def test_random_target_is_its_seed(tiny, tiny_folder, tmp_path):
     """Weights of another seed are another target: heads for one must not load on the other."""
     config = TargetConfig(name="tiny", source="random", seed=1)
-    again = load_target(TargetConfig(source="random"), fetch_target(TargetConfig(source="random"), tmp_path / "a"), "float32")
+    again = load_target(
+        TargetConfig(source="random"), fetch_target(TargetConfig(source="random"), tmp_path / "a"), "float32"
+    )
     other = load_target(config, fetch_target(config, tmp_path / "b"), "float32")
     ids = torch.arange(tiny.vocab_size)
     assert torch.equal(again.model.embed(ids), tiny.model.embed(ids))

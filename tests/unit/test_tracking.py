@@ -45,8 +45,10 @@ def bench_rows(policy: str, prompts: int = 2, steps: int = 3) -> list[dict]:
 
 def read_run(folder: str) -> list:
     """Records of an offline run's file: protobufs in a LevelDB log (32 KiB blocks; crc, length, part of record)."""
+    import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
+    wandb.teardown()  # W&B's process writes the file to its end, as it does when a program exits
     (path,) = Path(folder).glob("*.wandb")
     data, at, whole, records = path.read_bytes(), 7, b"", []
     while at + 7 <= len(data):
@@ -92,7 +94,9 @@ def test_offline_run_holds_series_summary_table_and_figures(tmp_path):
     assert [row["prompt"] for row in series] == [0, 0, 0, 1, 1, 1]
     assert [row.get("signal") for row in series] == [0.25, None, 0.5] * 2
     assert series[0]["ms"] == 2.5 and series[0]["nodes"] == 8
-    assert {"summary", "figures/speedup"} <= {key.split(".")[0] for row in history for key in row}
+    media = {key.rpartition("/")[0]: value for row in history for key, value in row.items() if key.endswith("/path")}
+    assert set(media) == {"summary", "figures/speedup"}
+    assert all((Path(runs[1]["dir"]) / "files" / path).is_file() for path in media.values())
     summary = {}
     for record in records:
         if record.WhichOneof("record_type") == "summary":
@@ -147,6 +151,6 @@ def test_unwritable_folder_is_named(tmp_path):
 def test_a_bench_of_4000_steps_takes_seconds(tmp_path):
     rows = bench_rows("entmtp_tau", prompts=40, steps=100)
     assert len(list(step_series(rows))) == 4000
-    begin = time.perf_counter()
+    begin = time.process_time()  # not wall time: the machine may be busy
     track_bench(TrackingConfig(dir=str(tmp_path)), "gsm8k", rows, [], [], RUN_CONFIG)
-    assert time.perf_counter() - begin < 20, "about 2 s on an idle machine"
+    assert time.process_time() - begin < 10, "about 2 s"

@@ -7,7 +7,8 @@ import torch
 
 from entmtp.config import HeadsConfig, TrainConfig
 from entmtp.errors import EntmtpError
-from entmtp.heads.features import Features, compute_features, draft_vocabulary, is_held_out
+from entmtp.heads import features as features_module
+from entmtp.heads.features import Features, compute_features, draft_vocabulary, is_held_out, load_or_compute
 from entmtp.heads.train import HeadsTrainer
 
 
@@ -26,8 +27,8 @@ def texts(count: int = 30) -> list[dict]:
 
 
 def make_config(arch: str = "hydra", **train) -> HeadsConfig:
-    options = dict(draft_vocab=24, epochs=2, batch_positions=40, warmup=3, held_out=0.25, distill_top_k=8,
-                   checkpoint_every=3, learning_rate=3e-3, seed=1) | train  # fmt: skip
+    options = {"draft_vocab": 24, "epochs": 2, "batch_positions": 40, "warmup": 3, "held_out": 0.25, "distill_top_k": 8,
+                   "checkpoint_every": 3, "learning_rate": 3e-3, "seed": 1} | train  # fmt: skip
     return HeadsConfig(name="test", arch=arch, depth=3, blocks=1, width=8, source="train", train=TrainConfig(**options))
 
 
@@ -82,6 +83,32 @@ def test_held_out_prompts_are_never_trained_on(tiny, features, tmp_path, monkeyp
     held_positions = sum(end - start - 1 for start, end, held in features.texts if held)
     assert history[-1]["positions"] == len(trainer.held) == held_positions
     assert not set(used.tolist()) & set(trainer.held.tolist())
+
+
+def test_stored_features_serve_the_same_texts_only(tiny, features, tmp_path, monkeypatch):
+    path, config = tmp_path / "features.safetensors", make_config().train
+    rows = texts()
+    first = load_or_compute(tiny, rows, config, path)
+    computed = []
+    original = features_module.compute_features
+    monkeypatch.setattr(features_module, "compute_features", lambda *a: computed.append(a) or original(*a))
+    stored = load_or_compute(tiny, rows[::-1], config, path)
+    assert computed == []
+    assert stored.texts == first.texts == features.texts
+    for name in ("hidden", "tokens", "remaining", "top_ids", "top_logp"):
+        assert torch.equal(getattr(stored, name), getattr(features, name))
+        assert getattr(stored, name).dtype == getattr(features, name).dtype
+    assert (
+        HeadsTrainer(tiny, stored, make_config()).index.tolist()
+        == HeadsTrainer(tiny, features, make_config()).index.tolist()
+    )
+    other = [rows[0] | {"tokens": [*rows[0]["tokens"], 9]}, *rows[1:]]
+    assert len(load_or_compute(tiny, other, config, path).tokens) == len(first.tokens) + 1
+    assert len(computed) == 1
+    # the same answers to another prompt (another chat template, say) have other hidden states
+    moved = [row | {"prompt_ids": [7, *row["prompt_ids"]]} for row in rows]
+    load_or_compute(tiny, rows, config, path)
+    assert not torch.equal(load_or_compute(tiny, moved, config, path).hidden, first.hidden)
 
 
 def test_share_of_held_out_prompts():
@@ -197,7 +224,9 @@ def test_loss_is_the_straight_line(tiny, features, weight):
                 true = int(features.tokens[t + depth])
                 if true in token_map:
                     hard.append(-float(logp[token_map.index(true)]))
-                top = zip(features.top_ids[t + depth].tolist(), features.top_logp[t + depth].exp().tolist(), strict=True)
+                top = zip(
+                    features.top_ids[t + depth].tolist(), features.top_logp[t + depth].exp().tolist(), strict=True
+                )
                 pairs = [(token_map.index(token), p) for token, p in top if token in token_map]
                 total = sum(p for _, p in pairs)
                 soft.append(-sum(p / total * float(logp[k]) for k, p in pairs) if pairs else 0.0)

@@ -129,7 +129,9 @@ def test_bank_round_trip(tmp_path):
     assert read_json(path)["trees"][1]["paths"] == [[0], [1]]
 
 
-@pytest.mark.parametrize("content", ['{"task": "a", "heads": "h", "basis": "measured", "trees": []}', '{"trees": 3}', "[]"])
+@pytest.mark.parametrize(
+    "content", ['{"task": "a", "heads": "h", "basis": "measured", "trees": []}', '{"trees": 3}', "[]"]
+)
 def test_bank_load_refuses_other_files(tmp_path, content):
     path = tmp_path / "bank.json"
     path.write_text(content)

@@ -1,5 +1,6 @@
 """Acceptance rules against brute force, with the traps of padded paths and ties."""
 
+import itertools
 import math
 
 import numpy as np
@@ -32,7 +33,7 @@ def test_exact_acceptance_equals_brute_force(tree, seed):
     matching = [
         path
         for path in (tree.path_nodes(node) for node in range(tree.num_nodes + 1))
-        if all(tokens[node] == choices[parent] for parent, node in zip(path, path[1:], strict=False))
+        if all(tokens[node] == choices[parent] for parent, node in itertools.pairwise(path))
     ]
     longest = [path for path in matching if len(path) == max(map(len, matching))]
     assert len(longest) == 1
@@ -64,7 +65,7 @@ def straight_line_typical(tree, tokens, logits, temperature, epsilon, alpha) -> 
     for leaf in range(1, tree.num_nodes + 1):
         path = tree.path_nodes(leaf)
         log_likelihood, accepted = 0.0, True
-        for parent, node in zip(path, path[1:], strict=False):
+        for parent, node in itertools.pairwise(path):
             p = rows[parent][tokens[node]]
             entropy = -sum(q * math.log(q) for q in rows[parent] if q > 0)
             accepted = accepted and p > min(epsilon, alpha * math.exp(-entropy))

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from entmtp.config import compose, to_plain
 from entmtp.errors import EntmtpError
-from entmtp.session import compose_task, heads_folder, run_folder, target_folder
+from entmtp.io import check_writable
+from entmtp.session import compose_heads, compose_task, heads_folder, run_folder, target_folder
 
 KINDS_OF_POLICY = ("ar", "static")
 
@@ -15,12 +16,13 @@ def composed():
     tasks = {task: compose_task(cfg, overrides, task).task for task in cfg.tasks}
     policies = {name: compose([*overrides, f"policy={name}"]).policy for name in cfg.policies}
     kinds = sorted({policy.heads for policy in policies.values() if policy.heads} | {cfg.heads.name})
-    heads = {kind: compose([*overrides, f"heads={kind}"]).heads for kind in kinds}
+    heads = {kind: compose_heads(cfg, overrides, kind) for kind in kinds}
     return cfg, tasks, policies, heads
 
 
 try:
     CFG, TASK_CFG, POLICY_CFG, HEADS_CFG = composed()
+    check_writable(CFG.results, "results")
 except EntmtpError as error:
     sys.exit(f"error: {error}")
 

@@ -23,6 +23,23 @@ if CFG.heads.source == "random":
         script:
             "../scripts/random_heads.py"
 
+elif CFG.heads.source == "hub":
+
+    rule convert_heads:
+        input:
+            target=MODEL,
+        output:
+            heads=f"{RUN}/heads/{{heads}}/config.json",
+        log:
+            f"{LOGS}/heads/{{heads}}.log",
+        params:
+            **base(),
+            heads=lambda wildcards: to_plain(HEADS_CFG[wildcards.heads]),
+        conda:
+            "../../environment.yml"
+        script:
+            "../scripts/convert_heads.py"
+
 else:
 
     rule train_heads:

@@ -87,8 +87,8 @@ def measure_latency(decoder: Decoder, config: LatencyConfig, prompt: list[int], 
                 lambda: target.model.logits(target.model.hidden(tokens, positions, cache, tree.mask_slice(context))),  # noqa: B023
                 config.repeats,
             )
-        print(f"latency: context {context}: " + ", ".join(f"{n}: {ms:.1f} ms" for n, ms in
-                                                         zip(config.sizes, forward[row], strict=True)), flush=True)  # fmt: skip
+        cells = ", ".join(f"{n}: {ms:.1f} ms" for n, ms in zip(config.sizes, forward[row], strict=True))
+        print(f"latency: context {context}: {cells}", flush=True)
     cache.reset()
     hidden = target.prefill(prompt, cache)[-1:]
     propose = [

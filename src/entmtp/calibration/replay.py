@@ -78,6 +78,8 @@ class Trace:
     def accepted(self, tree: Tree) -> list[list[int]]:
         """num_accepted of `tree` at every position: per prompt a list [N]."""
         if tree not in self._accepted:
+            # rank `width` stands for "not a candidate" and is no path's rank, here as live (every text's end has it)
+            tree.check_fits(tree.depth, int(self.ranks.max()), "replayed tree")
             flat = num_accepted(self, tree)
             self._accepted[tree] = [
                 flat[start:end].tolist() for start, end in zip(self.bounds[:-1], self.bounds[1:], strict=True)

@@ -46,7 +46,7 @@ def grow(observer: Observer, depth: int, max_nodes: int, max_children: int) -> l
         if len(paths) >= max_nodes or not candidates:
             return grown
         # A candidate is a leaf below an accepted node: it gains one token at each step whose path leads through it.
-        gain = {candidate: 0 for candidate in candidates}
+        gain = dict.fromkeys(candidates, 0)
         for path, count in counts.items():
             for length in range(1, len(path) + 1):
                 if path[:length] in gain:

@@ -125,6 +125,11 @@ class Decoder:
         """
         target, cache, stop, budget = self.target, self.cache, self.target.stop_ids, decoding.max_new_tokens
         self.check(prompt, budget, policy.trees)
+        if policy.depth is not None and (self.drafter is None or policy.depth > self.drafter.depth):
+            have = self.drafter.depth if self.drafter else 0
+            raise EntmtpError(
+                f"policy {policy.name}: path value of depth {policy.depth}, but there are {have} draft heads"
+            )
         trees = [self.compile(tree) for tree in policy.trees]
         chooser = make_chooser(target, decoding, prompt_id)
         policy.reset()
@@ -145,7 +150,9 @@ class Decoder:
             committed = _cut([tokens[node] for node in nodes], stop, budget - count)
             count += len(committed)
             seconds = time.perf_counter() - begin
-            yield Step(index, tree.n - 1, len(committed) - 1, nodes[len(committed) - 1], signal, seconds, scheduler, committed)
+            yield Step(
+                index, tree.n - 1, len(committed) - 1, nodes[len(committed) - 1], signal, seconds, scheduler, committed
+            )
             if committed[-1] in stop or count == budget:
                 return
 

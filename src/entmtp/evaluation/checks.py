@@ -56,7 +56,7 @@ def replay_verdict(trace: Trace, policy: Policy, rows: list[dict], tie_gap: floa
     """Live steps of `rows` (one policy) against replay: equal, tie or fail, with the first difference of each prompt.
 
     A differing num_accepted is a numerical tie when a draft logit of the true token lies within `tie_gap` of a
-    rival's somewhere on the path; a differing tree when the signal lies within `tie_gap` of its live value.
+    rival's somewhere on the path; a differing tree when the signal lies within `tie_gap` of a threshold of the policy.
     """
     runs = {
         prompt.prompt_id: (prompt, steps)
@@ -78,7 +78,8 @@ def replay_verdict(trace: Trace, policy: Policy, rows: list[dict], tie_gap: floa
         step = replayed[at]
         if live[at][0] != expected[at][0]:
             signal = row["step_signal"][at]
-            distance = abs(step.signal - signal) if signal is not None else float("inf")
+            edges = [abs(step.signal - threshold) for threshold in policy.edges]
+            distance = max(min(edges, default=float("inf")), abs(step.signal - signal) if edges else float("inf"))
             what = "tree"
         else:
             depth = max(live[at][1], expected[at][1]) + 1

@@ -49,8 +49,9 @@ def training_prompts(config: TrainConfig, exclude: set[str]) -> tuple[list[dict]
             taken += 1
             for sample in range(source.samples):
                 draw = hashlib.sha256(f"{config.seed}/{digest}/{sample}".encode()).digest()
+                # other bytes than those of `order`: the first texts of the order are as mixed as all of them
                 sampled = sample > 0 or draw[0] / 256 < config.sample_fraction
-                rows.append({"key": f"{digest[:16]}/{sample}", "prompt": prompt, "sampled": sampled, "order": draw})
+                rows.append({"key": f"{digest[:16]}/{sample}", "prompt": prompt, "sampled": sampled, "order": draw[8:]})
         counts["prompts"] += taken
     rows.sort(key=lambda row: row.pop("order"))
     rows = rows[: config.max_texts]

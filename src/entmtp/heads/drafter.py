@@ -10,14 +10,15 @@ A step has two parts, because a policy looks at the heads' confidence before it 
 What the second part computed is reused by the third where it is the same evaluation.
 """
 
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from entmtp.errors import EntmtpError
-from entmtp.heads.model import DraftHeads, run_body
-from entmtp.target.linear import make_linear
+from entmtp.heads.model import DraftHeads, ResidualFirst, residual_first, run_body
+from entmtp.target.linear import LinearFn, make_linear
 from entmtp.tree.topology import CompiledTree
 
 
@@ -47,19 +48,29 @@ class _Packed:
         def cast(tensor: Tensor) -> Tensor:
             return tensor.detach().to(device=target.device, dtype=target.dtype)
 
-        self.token_map = heads.token_map.long().to(target.device)
-        self.blocks = [[make_linear(cast(b.weight), cast(b.bias)) for b in blocks] for blocks in heads.blocks]
-        self.first = []
-        for linear in heads.first:  # the embedding scale is folded into the weights that embeddings meet
+        def packed(linear: torch.nn.Linear, embedding_scale: float = 1.0) -> LinearFn:
             weight = linear.weight.detach().clone()
-            weight[:, heads.config.hidden_size :] *= heads.config.embedding_scale
-            self.first.append(make_linear(cast(weight), cast(linear.bias)))
-        self.projection = make_linear(target.head_rows(self.token_map))
+            weight[:, heads.config.hidden_size :] *= embedding_scale  # folded into what meets the embeddings
+            return make_linear(cast(weight), None if linear.bias is None else cast(linear.bias))
+
+        self.token_map = heads.token_map.long().to(target.device)
+        self.blocks = [[packed(block) for block in blocks] for blocks in heads.blocks]
+        scale = heads.config.embedding_scale
+        self.first: list[LinearFn | None] = [None] * self.depth
+        for d, layer in enumerate(heads.first):
+            if isinstance(layer, ResidualFirst):
+                parts = packed(layer.linear, scale), packed(layer.res_connection, scale)
+                self.first[d] = partial(_apply_residual_first, *parts)
+            else:
+                self.first[d] = packed(layer, scale)
+        if heads.config.projection == "own":
+            self.projections = [packed(projection) for projection in heads.projections]
+        else:
+            self.projections = [make_linear(target.head_rows(self.token_map))] * self.depth
 
     def logits(self, depth: int, x: Tensor) -> Tensor:
         """Draft logits [n, draft_vocab] of head `depth` from its input x [n, in]."""
-        first = self.first[depth - 1] if self.first else None
-        return self.projection(run_body(x, first, self.blocks[depth - 1]))
+        return self.projections[depth - 1](run_body(x, self.first[depth - 1], self.blocks[depth - 1]))
 
     def candidates(self, logits: Tensor) -> Tensor:
         """Draft-vocabulary ids [n, width], best first. Ties fall as torch.topk decides; traces use this very call."""
@@ -72,14 +83,22 @@ def top1_prob(logits: Tensor) -> Tensor:
     return (logits.amax(dim=-1) - logits.logsumexp(dim=-1)).exp()
 
 
+def _apply_residual_first(linear: LinearFn, res_connection: LinearFn, x: Tensor) -> Tensor:
+    return residual_first(x, linear, res_connection)
+
+
 class MedusaDrafter(_Packed):
     """Independent heads: one projection for all depths gives every candidate."""
 
     def start(self, hidden: Tensor, root: int) -> None:
         """hidden [1, H] chose `root`."""
         self.root = root
-        features = torch.cat([run_body(hidden, None, blocks) for blocks in self.blocks])
-        self.head_logits = self.projection(features)  # [depth, draft_vocab]
+        features = [run_body(hidden, None, blocks) for blocks in self.blocks]
+        if self.config.projection == "own":
+            logits = [project(x) for project, x in zip(self.projections, features, strict=True)]
+            self.head_logits = torch.cat(logits)  # [depth, draft_vocab]
+        else:  # one projection is shared: one matrix product for all depths
+            self.head_logits = self.projections[0](torch.cat(features))
         self.top = self.token_map[self.candidates(self.head_logits)]  # [depth, width]
 
     def path_logits(self, depth: int, hidden: Tensor, paths: Tensor) -> Tensor:

@@ -1,11 +1,16 @@
 """Training features: one teacher-forced target pass over each text, kept as flat arrays over text positions."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from entmtp.config import TrainConfig
+from entmtp.io import atomic, sha256_json
 
 
 @dataclass
@@ -33,6 +38,26 @@ class Features:
 def is_held_out(key: str, share: float) -> bool:
     """By a hash of the prompt (the key without its sample number): all texts of a prompt fall on one side."""
     return int(key.split("/")[0][:8], 16) / 2**32 < share
+
+
+TENSORS = ("hidden", "tokens", "remaining", "top_ids", "top_logp")
+
+
+def load_or_compute(target, rows: list[dict], config: TrainConfig, path: Path) -> Features:
+    """Features of `rows`, from `path` when it holds exactly these (all kinds of heads learn from the same ones)."""
+    identity = sha256_json([target.fingerprint, target.dtype_name, config.distill_top_k, config.held_out,
+                            sorted([row["key"], row["prompt_ids"], row["tokens"]] for row in rows)])  # fmt: skip
+    if path.exists():
+        with safe_open(path, framework="pt") as file:
+            meta = file.metadata()
+            if meta.get("identity") == identity:
+                texts = [tuple(text) for text in json.loads(meta["texts"])]
+                return Features(*(file.get_tensor(name) for name in TENSORS), texts)
+    features = compute_features(target, rows, config)
+    with atomic(path) as partial:
+        save_file({name: getattr(features, name) for name in TENSORS}, partial,
+                  metadata={"identity": identity, "texts": json.dumps(features.texts)})  # fmt: skip
+    return features
 
 
 @torch.inference_mode()

@@ -6,8 +6,9 @@ Head d (1-based) predicts the token d places after the root, from the target's h
 - Hydra (arXiv 2402.05109): from [h, embedding of the root, embeddings of the d - 1 drafted tokens since], oldest
   first: a linear layer to the hidden size, then residual SiLU blocks.
 
-The vocabulary projection is the target's own head, frozen and restricted to the draft vocabulary (FR-Spec); it is taken
-from the target at load and not stored. A token outside the draft vocabulary is never drafted, which costs speed only.
+The vocabulary projection of heads trained here is the target's own head, frozen and restricted to the draft vocabulary
+(FR-Spec); it is taken from the target at load and not stored. A token outside the draft vocabulary is never drafted,
+which costs speed only. Published heads keep projections of their own (`projection: own`).
 """
 
 from collections.abc import Callable, Sequence
@@ -37,6 +38,9 @@ class HeadsFormat:
     draft_vocab: int
     target: str  # fingerprint of the target that the heads were trained for
     embedding_scale: float = 1.0  # hydra: embeddings are multiplied by this, so that inputs have comparable size
+    first: str = "linear"  # hydra's first layer: linear | residual (published: res_connection(x) + SiLU(linear(x)))
+    projection: str = "target"  # target: its head's rows of the draft vocabulary | own: one stored per head
+    projection_bias: bool = False
     format: str = "entmtp-heads-1"
 
 
@@ -49,6 +53,22 @@ def run_body(x: Tensor, first: LinearLike | None, blocks: Sequence[LinearLike]) 
     return x
 
 
+class ResidualFirst(nn.Module):
+    """Published Hydra's first block: the input changes width, so its residual connection is a linear layer."""
+
+    def __init__(self, inputs: int, hidden: int):
+        super().__init__()
+        self.linear = nn.Linear(inputs, hidden)
+        self.res_connection = nn.Linear(inputs, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return residual_first(x, self.linear, self.res_connection)
+
+
+def residual_first(x: Tensor, linear: LinearLike, res_connection: LinearLike) -> Tensor:
+    return res_connection(x) + F.silu(linear(x))
+
+
 class DraftHeads(nn.Module):
     """All heads of one kind. `token_map` [draft_vocab] gives the target's token id of each draft token."""
 
@@ -58,9 +78,14 @@ class DraftHeads(nn.Module):
         h = config.hidden_size
         self.register_buffer("token_map", token_map.to(torch.int32))
         hydra = config.arch == "hydra"
-        self.first = nn.ModuleList([nn.Linear((d + 1) * h, h) for d in range(1, config.depth + 1)] if hydra else [])
+        first = ResidualFirst if config.first == "residual" else nn.Linear
+        self.first = nn.ModuleList([first((d + 1) * h, h) for d in range(1, config.depth + 1)] if hydra else [])
         self.blocks = nn.ModuleList(
             nn.ModuleList(nn.Linear(h, h) for _ in range(config.blocks)) for _ in range(config.depth)
+        )
+        own = config.depth if config.projection == "own" else 0
+        self.projections = nn.ModuleList(
+            nn.Linear(h, config.draft_vocab, bias=config.projection_bias) for _ in range(own)
         )
 
     def reset(self, seed: int) -> None:
@@ -109,6 +134,11 @@ def load_heads(folder: str | Path, target) -> DraftHeads:
         config = HeadsFormat(**raw)
     except TypeError as error:
         raise EntmtpError(f"{folder / 'config.json'}: not a heads config ({error})") from error
+    if config.format != HeadsFormat.format or config.arch not in ("medusa", "hydra"):
+        raise EntmtpError(
+            f"{folder / 'config.json'}: this version reads format '{HeadsFormat.format}' with arch medusa or hydra, "
+            f"not format '{config.format}' with arch '{config.arch}'"
+        )
     if config.hidden_size != target.hidden_size:
         raise EntmtpError(
             f"{folder}: heads for hidden size {config.hidden_size}, but the target has {target.hidden_size}"
@@ -124,9 +154,9 @@ def load_heads(folder: str | Path, target) -> DraftHeads:
         heads.load_state_dict({key: v if key == "token_map" else v.float() for key, v in state.items()})
     except (OSError, SafetensorError, RuntimeError) as error:
         raise EntmtpError(f"{folder / 'model.safetensors'}: does not match its config.json ({error})") from error
-    if int(heads.token_map.max()) >= target.vocab_size:
-        raise EntmtpError(f"{folder}: draft vocabulary names token {int(heads.token_map.max())}, but the target has "
-                          f"{target.vocab_size}")  # fmt: skip
+    for token in (int(heads.token_map.min()), int(heads.token_map.max())):
+        if not 0 <= token < target.vocab_size:
+            raise EntmtpError(f"{folder}: draft vocabulary names token {token}, but the target has {target.vocab_size}")
     if not all(torch.isfinite(parameter).all() for parameter in heads.parameters()):
         raise EntmtpError(f"{folder / 'model.safetensors'}: holds NaN or infinite weights")
     return heads.eval()

@@ -4,12 +4,10 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
 from entmtp.config import HeadsConfig, from_plain
 from entmtp.errors import EntmtpError
 from entmtp.heads.corpus import text_hash, write_texts
-from entmtp.heads.features import compute_features, is_held_out
+from entmtp.heads.features import is_held_out, load_or_compute
 from entmtp.heads.model import save_heads
 from entmtp.heads.train import HeadsTrainer
 from entmtp.io import read_jsonl, sha256_file, sha256_json, write_json, write_text
@@ -40,7 +38,7 @@ def train_recipe(target, config: HeadsConfig, prompt_files: list[str], folder: P
     journal, counts = write_texts(target, config.train, excluded_prompts(prompt_files), shared / "texts.jsonl")
     text_seconds = time.monotonic() - start
     texts = sha256_json(sorted(([row["key"], row["tokens"]] for row in journal.rows), key=lambda item: item[0]))
-    features = compute_features(target, journal.rows, config.train)
+    features = load_or_compute(target, journal.rows, config.train, shared / "features.safetensors")
     trainer = HeadsTrainer(target, features, config)
     history = trainer.run(folder / "checkpoint.pt")
     save_heads(trainer.heads, folder)
@@ -83,7 +81,8 @@ def _readme(card: dict) -> str:
 {heads["depth"]} heads, {heads["blocks"]} residual block(s) each, draft vocabulary of {heads["draft_vocab"]} tokens,
 float16 safetensors. Trained by `train_heads` on {text["tokens"]:,} tokens of the target's own text
 ({text["texts"]:,} texts, {text["sampled_texts"]:,} of them sampled at T = {card["config"]["train"]["temperature"]},
-the rest greedy), {card["training"]["steps"]:,} steps, {card["training"]["seconds"]:.0f} s on {card["provenance"]["cpu"]}.
+the rest greedy), {card["training"]["steps"]:,} steps, {card["training"]["seconds"]:.0f} s on
+{card["provenance"]["cpu"]}.
 
 Prompts of the text (calibration and test prompts excluded: {text["prompts"]["excluded"]} dropped):
 

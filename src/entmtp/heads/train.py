@@ -4,9 +4,10 @@ Everything follows from the seed: the order of batches is a permutation keyed by
 a checkpoint sees the same batches as one that was never stopped.
 """
 
+import hashlib
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from entmtp.config import HeadsConfig
 from entmtp.errors import EntmtpError
 from entmtp.heads.features import Features, draft_vocabulary
 from entmtp.heads.model import DraftHeads, HeadsFormat
-from entmtp.io import atomic
+from entmtp.io import atomic, sha256_json
 
 
 @dataclass
@@ -34,6 +35,10 @@ class Batch:
 class HeadsTrainer:
     def __init__(self, target, features: Features, config: HeadsConfig):
         self.target, self.features, self.config, self.train = target, features, config, config.train
+        self.index = features.positions(held_out=False)
+        self.held = features.positions(held_out=True)
+        if not len(self.index):
+            raise EntmtpError("heads training: no position to train on; more or longer texts are needed")
         token_map = draft_vocabulary(features, self.train.draft_vocab, target.vocab_size)
         self.to_draft = torch.full((target.vocab_size,), -1, dtype=torch.long)
         self.to_draft[token_map] = torch.arange(len(token_map))
@@ -48,12 +53,13 @@ class HeadsTrainer:
         )  # fmt: skip
         self.heads.reset(self.train.seed)
         self.optimizer = torch.optim.AdamW(
-            self.heads.parameters(), lr=self.train.learning_rate, betas=(0.9, 0.95), weight_decay=self.train.weight_decay
+            self.heads.parameters(),
+            lr=self.train.learning_rate,
+            betas=(0.9, 0.95),
+            weight_decay=self.train.weight_decay,
         )
-        self.index = features.positions(held_out=False)
-        self.held = features.positions(held_out=True)
-        if not len(self.index):
-            raise EntmtpError("heads training: no position to train on; more or longer texts are needed")
+        self.identity = sha256_json([asdict(config), target.fingerprint, hashlib.sha256(
+            features.tokens.numpy().tobytes()).hexdigest(), len(self.index)])  # fmt: skip
         self.steps_per_epoch = max(1, len(self.index) // self.train.batch_positions)
         self.total_steps = self.steps_per_epoch * self.train.epochs
         self.step = 0
@@ -80,8 +86,8 @@ class HeadsTrainer:
         for depth in range(1, self.config.depth + 1):
             batch = self.batch(index, depth)
             logp = self.logits(batch, depth).float().log_softmax(dim=-1)
-            known = batch.label >= 0
-            hard = F.nll_loss(logp[known], batch.label[known]) if known.any() else logp.sum() * 0
+            known = (batch.label >= 0).sum().clamp_min(1)
+            hard = F.nll_loss(logp, batch.label, ignore_index=-1, reduction="sum") / known
             soft = -(logp.gather(1, batch.soft_ids.clamp_min(0)) * batch.soft_p).sum(dim=-1).mean()
             losses.append((1 - self.train.distill_weight) * hard + self.train.distill_weight * soft)
         return torch.stack(losses).mean()
@@ -108,7 +114,7 @@ class HeadsTrainer:
                 self.optimizer.zero_grad(set_to_none=True)
                 loss = self.loss(chunk)
                 if not torch.isfinite(loss):
-                    raise EntmtpError(f"heads training: loss is {float(loss)} at step {self.step}; lower learning_rate")
+                    raise EntmtpError(f"heads training: loss is {loss.item()} at step {self.step}; lower learning_rate")
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(self.heads.parameters(), 1.0)
                 self.optimizer.step()
@@ -116,11 +122,13 @@ class HeadsTrainer:
                 self.seconds = time.monotonic() - start
                 if self.step % 50 == 0:
                     rate = self.step / self.seconds
-                    print(f"train {self.config.name}: step {self.step}/{self.total_steps}, loss {float(loss):.3f}, "
+                    print(f"train {self.config.name}: step {self.step}/{self.total_steps}, loss {loss.item():.3f}, "
                           f"{rate:.2f} steps/s", flush=True)  # fmt: skip
                 if self.step % self.train.checkpoint_every == 0 and at + 1 < self.steps_per_epoch:
                     self._save(checkpoint, history)
-            history.append({"epoch": epoch + 1, "step": self.step, "seconds": round(self.seconds, 1), **self.held_out()})
+            history.append(
+                {"epoch": epoch + 1, "step": self.step, "seconds": round(self.seconds, 1), **self.held_out()}
+            )
             print(f"train {self.config.name}: held out {history[-1]}", flush=True)
             self._save(checkpoint, history)
         return history
@@ -142,14 +150,14 @@ class HeadsTrainer:
                 counts[depth - 1] += len(batch.label)
         rates = (hits / counts.clamp_min(1)[:, None]).tolist()
         return {
-            "positions": int(len(self.held)),
+            "positions": len(self.held),
             "top1": [round(r[0], 4) for r in rates],
             "top5": [round(r[1], 4) for r in rates],
         }
 
     def _save(self, path: Path, history: list[dict]) -> None:
         state = {"heads": self.heads.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,
-                 "seconds": self.seconds, "history": history, "total_steps": self.total_steps}  # fmt: skip
+                 "seconds": self.seconds, "history": history, "identity": self.identity}  # fmt: skip
         with atomic(path) as partial:
             torch.save(state, partial)
 
@@ -157,7 +165,7 @@ class HeadsTrainer:
         if not Path(path).exists():
             return []
         state = torch.load(path, weights_only=True)
-        if state["total_steps"] != self.total_steps:
+        if state["identity"] != self.identity:
             return []  # another text or configuration: start afresh
         self.heads.load_state_dict(state["heads"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -82,11 +82,12 @@ class _Fitter:
         if size != 2:
             groups.append(list(range(size)))
         grid = sorted({round(float(q), 6) for q in np.quantile(self._values(depth), np.linspace(0.05, 0.95, 10))})
-        on = [self.config.tau_on] if self.config.tau_on is not None else grid
-        off = [self.config.tau_off] if self.config.tau_off is not None else grid
-        pairs = [(a, b) for a in on for b in off if b <= a]
+        given = [value for value in (self.config.tau_on, self.config.tau_off) if value is not None]
+        on = [self.config.tau_on] if self.config.tau_on is not None else [*grid, *given]
+        off = [self.config.tau_off] if self.config.tau_off is not None else [*grid, *given]
+        pairs = sorted({(a, b) for a in on for b in off if b <= a})
         if not pairs:
-            raise EntmtpError(f"policy.tau_off={off} must not exceed policy.tau_on={on}")
+            raise EntmtpError(f"policy.tau_off={off[0]} must not exceed policy.tau_on={on[0]}")
         return [
             {"depth": depth, "tau_on": a, "tau_off": b, "trees": trees, "start": self._start(trees)}
             for trees in groups

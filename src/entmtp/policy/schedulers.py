@@ -26,6 +26,11 @@ class Policy:
     def reset(self) -> None:
         """Called at the start of every prompt: no state survives from one to the next."""
 
+    @property
+    def edges(self) -> list[float]:
+        """Values of s at which the choice changes: only there can a rounding error change a tree."""
+        return []
+
     def choose(self, s: float) -> int:
         return self.start
 
@@ -45,6 +50,10 @@ class LadderPolicy(Policy):
         if sorted(self.thresholds) != self.thresholds:
             raise EntmtpError(f"ladder thresholds must ascend: {self.thresholds}")
 
+    @property
+    def edges(self) -> list[float]:
+        return self.thresholds
+
     def choose(self, s: float) -> int:
         return bisect_left(self.thresholds, s)
 
@@ -60,6 +69,10 @@ class TauPolicy(Policy):
         if self.tau_off > self.tau_on:
             raise EntmtpError(f"tau_off={self.tau_off} must not exceed tau_on={self.tau_on}")
         self.state = self.start
+
+    @property
+    def edges(self) -> list[float]:
+        return [self.tau_on, self.tau_off]
 
     def reset(self) -> None:
         self.state = self.start

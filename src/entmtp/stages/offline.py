@@ -58,6 +58,14 @@ def random_heads(inp, out, params) -> None:
     save_heads(heads, Path(out.heads).parent)
 
 
+def convert_heads(inp, out, params) -> None:
+    """A published checkpoint (Hub or folder) to the native format."""
+    from entmtp.heads.convert import convert_published
+
+    config, (base, _) = from_plain(HeadsConfig, params["heads"]), open_block({**params, "device": "cpu"})
+    convert_published(config, base, Path(out.heads).parent)
+
+
 def train_heads(inp, out, params) -> None:
     from entmtp.heads.recipe import train_recipe
 

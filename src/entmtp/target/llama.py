@@ -19,8 +19,9 @@ def supports(config) -> bool:
     """Whether the fused forward covers this transformers config exactly (otherwise the generic forward serves)."""
     if config.model_type not in FAMILY or getattr(config, "hidden_act", "silu") != "silu":
         return False
-    if getattr(config, "use_sliding_window", config.model_type == "mistral") and config.sliding_window is not None:
-        return config.sliding_window >= config.max_position_embeddings
+    sliding = getattr(config, "use_sliding_window", config.model_type == "mistral")
+    if sliding and config.sliding_window is not None and config.sliding_window < config.max_position_embeddings:
+        return False
     # rotary variants whose tables change with the sequence length cannot be tabulated once
     rope = getattr(config, "rope_parameters", None) or {}
     return rope.get("rope_type", "default") not in ("dynamic", "longrope")

@@ -1,5 +1,6 @@
 """A loaded target: tokenizer, stop ids, forward (fused or generic) and its cache, behind one interface."""
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,7 @@ def wrap_model(model, tokenizer, forward: str, dtype: str, device: str, fingerpr
     from entmtp.target.generic import GenericForward
 
     config = model.config
+    _refuse_changed_logits(config)
     fusable = llama.supports(config)
     if forward == "fused" and not fusable:
         raise EntmtpError(f"target.forward=fused does not cover model_type={config.model_type}: use generic")
@@ -112,11 +114,26 @@ def wrap_model(model, tokenizer, forward: str, dtype: str, device: str, fingerpr
         stop_ids=_stop_ids(model, tokenizer),
         vocab_size=model.get_output_embeddings().weight.shape[0],
         hidden_size=config.hidden_size,
-        max_positions=config.max_position_embeddings,
+        max_positions=_max_positions(config),
         dtype=DTYPES[dtype],
         device=device,
         fingerprint=fingerprint,
     )
+
+
+def _refuse_changed_logits(config) -> None:
+    """Models that scale or cap their logits after the head: taking the head alone would give other probabilities."""
+    for key, neutral in (("logits_scaling", 1), ("logit_scale", 1), ("final_logit_softcapping", None)):
+        value = getattr(config, key, neutral)
+        if value not in (neutral, None):
+            raise EntmtpError(f"model_type={config.model_type} changes its logits ({key}={value}): not supported")
+
+
+def _max_positions(config) -> int:
+    """Longest context that the forwards compute exactly: our masks know no sliding window, so it ends at the window."""
+    window = getattr(config, "sliding_window", None)
+    active = getattr(config, "use_sliding_window", True)
+    return min(config.max_position_embeddings, window) if window and active else config.max_position_embeddings
 
 
 def _stop_ids(model, tokenizer) -> set[int]:
@@ -128,8 +145,20 @@ def _stop_ids(model, tokenizer) -> set[int]:
 
 
 def _fingerprint(folder: Path) -> str:
-    """The model's shape, and the hash of its weights where a conversion recorded it."""
+    """The model's shape and an identity of its weights: the pinned hash they came from, or a digest of their files."""
     marker = folder / "entmtp.json"
-    pinned = json.loads(marker.read_text()) if marker.is_file() else {}
-    identity = pinned.get("sha256") or pinned.get("revision") or ""
-    return f"{model_fingerprint(folder)}{'-' + identity[:12] if identity else ''}"
+    pinned = json.loads(marker.read_text()).get("sha256") if marker.is_file() else None
+    return f"{model_fingerprint(folder)}-{(pinned or _weights_digest(folder))[:12]}"
+
+
+def _weights_digest(folder: Path, ends: int = 1 << 20) -> str:
+    """SHA-256 over names, sizes and both ends of the weight files: tells fine-tunes apart without reading gigabytes."""
+    digest = hashlib.sha256()
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(ends))
+            file.seek(max(0, size - ends))
+            digest.update(file.read(ends))
+    return digest.hexdigest()

@@ -98,7 +98,9 @@ class Tree:
     def check_fits(self, depth: int, width: int, what: str = "tree") -> None:
         """Refuse a tree deeper than the heads or wider than the ranks that they propose."""
         if self.depth > depth:
-            raise EntmtpError(f"{what}: depth {self.depth} exceeds the {depth} draft heads; use trees of depth <= {depth}")
+            raise EntmtpError(
+                f"{what}: depth {self.depth} exceeds the {depth} draft heads; use trees of depth <= {depth}"
+            )
         if self.max_rank >= width:
             raise EntmtpError(
                 f"{what}: rank {self.max_rank} is outside the {width} candidates that a head proposes "

@@ -1,0 +1,35 @@
+"""Bad input: one clear message, a non-zero exit, no half-written result."""
+
+import pytest
+
+from .conftest import snakemake
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("tasks=[nosuch]", "unknown task 'nosuch'"),
+        ("policies=[nosuch]", "unknown policy 'nosuch'"),
+        ("policy.tau_onn=0.3", "policy.tau_onn"),
+        ("dtype=fp8", "'fp8' is not one of float32"),
+        ("results=/proc/nowhere", "results=/proc/nowhere: not a writable folder"),
+    ],
+)
+def test_configuration_errors(tmp_path, overrides, message):
+    done = snakemake(tmp_path, "--dry-run", overrides=overrides)
+    assert done.returncode != 0
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1 and message in errors[0], done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "results" / "summary.json").exists()
+
+
+def test_broken_prompt_file_is_named_with_its_line(tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "fine"}\n{"prompt": broken}\n')
+    done = snakemake(
+        tmp_path, "--", "results/smoke/prompts/file.jsonl",
+        overrides=f"tasks=[file] ++task_overrides.file.file={tmp_path}/mine.jsonl",
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "mine.jsonl, line 2: not valid JSON" in done.stderr
+    assert not (tmp_path / "results/smoke/prompts/file.jsonl").exists()

@@ -1,0 +1,84 @@
+"""The main job, end to end, on a two-layer random model."""
+
+import json
+
+import pandas as pd
+
+from entmtp.evaluation.schema import check_schema
+
+from .conftest import ROOT, snakemake
+
+POLICIES = ["ar", "medusa", "hydra", "entmtp_star", "entmtp_ladder", "entmtp_tau", "entmtp_tau_medusa"]
+
+
+def test_products_exist(smoke):
+    for name in ("summary.json", "report.html", "config.yaml", "tables/speed.csv", "tables/perplexity.md",
+                 "tables/trees.tex", "figures/speedup.png", "figures/tree_choice.svg"):  # fmt: skip
+        assert (smoke / "results" / name).stat().st_size > 0, name
+
+
+def test_summary_holds_a_row_per_task_and_policy(smoke):
+    summary = json.loads((smoke / "results/summary.json").read_text())
+    check_schema(summary, "summary")
+    assert [(row["task"], row["policy"]) for row in summary["rows"]] == [
+        (task, policy) for task in ("sharegpt", "litbench") for policy in POLICIES
+    ]
+    for row in summary["rows"]:
+        assert row["prompts"] == 3
+        assert row["tokens_per_s"] * row["seconds"] == row["new_tokens"] or abs(
+            row["tokens_per_s"] * row["seconds"] / row["new_tokens"] - 1
+        ) < 1e-6  # fmt: skip
+    assert set(summary["provenance"]["prompts_sha256"]) == {"sharegpt", "litbench"}
+
+
+def test_every_policy_is_lossless_and_replay_equals_live(smoke):
+    for task in ("sharegpt", "litbench"):
+        lossless = json.loads((smoke / f"results/smoke/checks/lossless/{task}.json").read_text())["policies"]
+        assert {name: entry["verdict"] for name, entry in lossless.items()} == {
+            name: "n/a" if name == "ar" else "exact" for name in POLICIES
+        }
+        replay = json.loads((smoke / f"results/smoke/checks/replay/{task}.json").read_text())["policies"]
+        assert all(replay[name]["verdict"] == "equal" and replay[name]["steps"] for name in POLICIES if name != "ar")
+
+
+def test_interrupted_bench_resumed_and_lost_nothing(smoke):
+    """The first prompt was finished before Ctrl-C: its rows are older than the resumed run."""
+    log = (smoke / "finished.log").read_text()
+    frames = [pd.read_parquet(path) for path in sorted((smoke / "results/smoke/bench").glob("*.parquet"))]
+    assert all(len(frame) == 3 * len(POLICIES) for frame in frames)
+    timed_now = log.count("tokens/s so far") - log.count("[throughput")
+    assert timed_now < 2 * 3 * len(POLICIES), "the resumed run timed every prompt again"
+    assert not list((smoke / "results/smoke/bench").glob("*.journal.jsonl"))
+
+
+def test_second_run_has_nothing_to_do(smoke):
+    done = snakemake(smoke)
+    assert done.returncode == 0
+    assert "Nothing to be done" in done.stderr + done.stdout
+
+
+def test_plot_colour_reruns_no_decoding(smoke):
+    done = snakemake(smoke, "--dry-run", overrides="plot.palette=deep")
+    text = done.stdout + done.stderr
+    assert "figures" in text
+    for rule in ("bench", "traces", "throughput", "summary", "frontier"):
+        assert f"rule {rule}:" not in text, rule
+
+
+def test_changed_threshold_reruns_the_policy_and_the_bench(smoke):
+    text = snakemake(smoke, "--dry-run", overrides="bench.warmup_tokens=5").stdout
+    assert "rule bench:" in text and "rule traces:" not in text
+
+
+def test_resolved_config_is_beside_the_results(smoke):
+    text = (smoke / "results/config.yaml").read_text()
+    assert "experiment: smoke" in text and "entmtp_tau_medusa" in text
+
+
+def test_tracking_wrote_offline_runs(smoke):
+    record = json.loads((smoke / "results/smoke/tracking/sharegpt.json").read_text())
+    assert record["mode"] == "offline" and len(record["runs"]) == len(POLICIES)
+
+
+def test_no_absolute_path_of_this_machine_in_summary(smoke):
+    assert str(ROOT) not in (smoke / "results/summary.json").read_text().replace(str(ROOT / "resources"), "")

@@ -1,0 +1,146 @@
+"""`python -m entmtp.sweep` as a user runs it, on a run folder that the stages made."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace as Files
+
+import pandas as pd
+import pytest
+
+from entmtp.calibration.latency import LatencyTable
+from entmtp.calibration.replay import Trace
+from entmtp.config import PolicyConfig, compose, to_plain
+from entmtp.io import read_json, read_parquet, write_json, write_jsonl
+from entmtp.policy.fit import fit_policy
+from entmtp.stages import offline
+from entmtp.tree.bank import Bank, BankTree
+from entmtp.tree.topology import Tree
+
+TASKS = ("sharegpt", "litbench")
+TREES = [Tree(()), Tree.of([(0,), (0, 0)]), Tree.of([(0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0)])]
+STEP_MS = (1.0, 1.1, 1.4)
+LATENCY = {
+    "arch": "hydra", "overhead_ms": 0.05, "plain_ms": 0.95,
+    "forward": {"tokens": [1, 7], "ms": [0.9, 1.2]}, "propose": {"rows": [1, 4], "ms": [[0.02, 0.03]] * 4},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Targets, prompts, heads, texts and traces by the stages; latency and banks by hand, so that speeds are known."""
+    root = tmp_path_factory.mktemp("world")
+    overrides = ["experiment=smoke", f"results={root / 'results'}", f"resources={root / 'resources'}"]
+    config = to_plain(compose(overrides))
+    run = root / "results" / "smoke"
+    base = {**{key: config[key] for key in ("target", "dtype", "device", "resources", "heads", "decoding", "bench")}}
+    marker = root / "resources" / "targets" / "tiny" / "entmtp.json"
+    offline.target(Files(), Files(target=marker), base)
+    offline.random_heads(Files(), Files(heads=run / "heads" / "hydra" / "config.json"), base)
+    for task in TASKS:
+        source = root / f"{task}.jsonl"
+        write_jsonl(source, [{"prompt": f"{task} question number {number}?"} for number in range(5)])
+        prompts, texts = run / "prompts" / f"{task}.jsonl", run / "texts" / f"{task}.parquet"
+        block = {**config["task"], "name": task, "source": "file", "file": str(source), "calib": 3, "test": 2}
+        offline.prompts(Files(target=marker), Files(prompts=prompts), {**base, "task": block})
+        offline.texts(Files(prompts=prompts), Files(texts=texts), base)
+        inp = Files(prompts=prompts, texts=texts, heads=run / "heads" / "hydra" / "config.json")
+        offline.traces(inp, Files(traces=run / "traces" / "hydra" / f"{task}.calib.parquet"), base)
+        bank = [BankTree(tree, 1.0 + 0.1 * i, 1000 + i, ms) for i, (tree, ms) in enumerate(zip(TREES, STEP_MS))]
+        Bank(task, "hydra", "measured", bank).save(run / "trees" / "hydra" / task / "bank.json")
+    write_json(run / "latency" / "hydra.json", LATENCY)
+    return root
+
+
+def sweep(world: Path, *arguments: str) -> subprocess.CompletedProcess:
+    places = [f"results={world / 'results'}", f"resources={world / 'resources'}", "experiment=smoke"]
+    command = [sys.executable, "-m", "entmtp.sweep", *arguments, *places]
+    return subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=world)
+
+
+def test_multirun_skips_impossible_pairs_and_gathers_rows(world):
+    out = world / "grid"
+    done = sweep(
+        world, "-m", "task=sharegpt,litbench", "policy=entmtp_tau", "policy.tau_on=0.005,0.02",
+        "policy.tau_off=0.001,0.01", f"hydra.sweep.dir={out}", "tracking=offline",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = pd.read_parquet(out / "rows.parquet")
+    assert len(rows) == 8 == len(pd.read_csv(out / "rows.csv"))
+    skipped = rows[rows["status"] == "skipped"]
+    assert set(zip(skipped["tau_on"], skipped["tau_off"])) == {(0.005, 0.01)} and len(skipped) == 2
+    assert all("tau_off=0.01 exceeds tau_on=0.005" in reason for reason in skipped["reason"])
+    for path in (out / "heatmap_sharegpt.png", out / "heatmap_litbench.png"):
+        assert path.read_bytes().startswith(b"\x89PNG")
+    assert len(list((world / "logs" / "wandb").glob("offline-run-*"))) == 8, "one W&B run a job"
+    assert done.stdout.rstrip().endswith(f"rows: {out / 'rows.parquet'}")
+    assert "6 rows, 2 skipped" in done.stdout and "over_star" in done.stdout
+
+    fine = rows[rows["status"] == "ok"]
+    assert (fine["accept_length"] == fine["num_accepted"] + 1).all()
+    assert all(sum(shares) == pytest.approx(1) for shares in fine["shares"])
+    assert (fine["over_star"] == fine["tokens_per_s"] / fine["star_tokens_per_s"]).all()
+    assert (fine["tokens_per_s"] == 1000 * fine["tokens"] / fine["milliseconds"]).all()
+    row = fine[(fine["task"] == "sharegpt") & (fine["tau_on"] == 0.02) & (fine["tau_off"] == 0.01)].iloc[0]
+    assert row["tokens_per_s"] == pytest.approx(fitted(world, "sharegpt", tau_on=0.02, tau_off=0.01)), (
+        "a sweep's row on the calibration split is what the pipeline's fit predicts"
+    )
+
+
+def fitted(world: Path, task: str, **thresholds: float) -> float:
+    run = world / "results" / "smoke"
+    trace = Trace.from_frame(read_parquet(run / "traces" / "hydra" / f"{task}.calib.parquet"))
+    bank = Bank.load(run / "trees" / "hydra" / task / "bank.json")
+    config = PolicyConfig(name="entmtp_tau", kind="tau", **thresholds)
+    return fit_policy(config, bank, trace, LatencyTable.from_json(LATENCY))["calib_tokens_per_s"]
+
+
+def test_joblib_launcher_and_open_thresholds(world):
+    out = world / "joblib"
+    done = sweep(
+        world, "-m", "task=sharegpt", "policy=entmtp_tau,entmtp_star,ar", "hydra/launcher=joblib",
+        "hydra.launcher.n_jobs=2", f"hydra.sweep.dir={out}", "tracking=disabled",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = pd.read_parquet(out / "rows.parquet").set_index("policy")
+    assert list(rows.index) == ["entmtp_tau", "entmtp_star", "ar"]
+    assert rows.loc["entmtp_tau", "tau_off"] <= rows.loc["entmtp_tau", "tau_on"], "fitted on the calibration split"
+    assert rows.loc["entmtp_star", "over_star"] <= 1 and rows.loc["ar", "accept_length"] == 1
+
+
+def test_live_engine_measures(world):
+    out = world / "live"
+    done = sweep(
+        world, "task=litbench", "policy=entmtp_tau", "policy.tau_on=0.02", "policy.tau_off=0.01", "sweep.engine=live",
+        "sweep.prompts=2", "sweep.split=test", f"hydra.run.dir={out}", "tracking=disabled",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    row = read_json(out / "row.json")
+    assert (row["engine"], row["split"], row["prompts"]) == ("live", "test", 2)
+    assert row["tokens"] > 0 and row["milliseconds"] > 0 and row["star_tokens_per_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-m", "task=sharegpt,nope"], "unknown task 'nope': choose one of file, gsm8k"),
+        (["task=sharegpt", "policy.tau_onn=1"], "config: Could not override 'policy.tau_onn'"),
+        (["-m", "task=gsm8k", "policy.tau_on=0.2,0.3"], "the pipeline has not made it for task 'gsm8k'"),
+        (["task=sharegpt", "sweep.split=test"], "run `snakemake --cores all --config experiment=smoke` first"),
+        (["-m", "task=sharegpt", "hydra.sweep.dir=/dev/null/no"], "/dev/null/no: Not a directory"),
+        (["task=sharegpt", "sweep.engine=fast"], "config key 'sweep.engine': 'fast' is not one of replay, live"),
+    ],
+)
+def test_mistakes_are_one_line(world, arguments, message):
+    place = "sweep" if "-m" in arguments else "run"
+    elsewhere = any(argument.startswith("hydra.") for argument in arguments)
+    out = [] if elsewhere else [f"hydra.{place}.dir={world / 'wrong'}"]
+    done = sweep(world, *arguments, *out, "tracking=disabled")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ") and message in done.stderr and done.stderr.count("\n") == 1
+    assert not (world / "wrong" / "rows.parquet").exists()
+
+
+def test_composing_config_is_unaffected(world):
+    assert "hydra" not in to_plain(compose([])) and json.dumps(to_plain(compose(["experiment=main"])))

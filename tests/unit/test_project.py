@@ -1,0 +1,65 @@
+"""What the project promises about itself: equal pins, experiments that compose, scripts that stay small."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from entmtp.config import choices, compose
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def pins() -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return set(project["dependencies"]) | set(project["optional-dependencies"]["dev"])
+
+
+def normal(pin: str) -> str:
+    return pin.lower().replace("_", "-")
+
+
+def test_environment_and_pyproject_hold_the_same_pins():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    listed = next(entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict))
+    assert set(listed) == pins()
+    assert "python=3.11" in environment["dependencies"]
+
+
+def test_every_pin_is_exact_and_in_the_lock():
+    lock = {normal(line) for line in (ROOT / "requirements.lock").read_text().splitlines() if line[:1] != "#"}
+    assert all("==" in pin for pin in pins())
+    assert {normal(pin) for pin in pins()} <= lock
+
+
+@pytest.mark.parametrize("experiment", choices("experiment"))
+def test_experiments_compose(experiment):
+    config = compose([f"experiment={experiment}"])
+    assert config.experiment == experiment
+    assert config.policies[0] == "ar"
+
+
+def test_yaml_names_are_the_configured_names():
+    for policy in choices("policy"):
+        assert compose([f"policy={policy}"]).policy.name == policy
+    for heads in choices("heads"):
+        assert compose([f"heads={heads}"]).heads.name == heads
+
+
+def test_paper_experiment_plans_every_rule(tmp_path):
+    command = [sys.executable, "-m", "snakemake", "-s", str(ROOT / "Snakefile"), "--directory", str(tmp_path),
+               "--cores", "1", "--dry-run", "--config", "experiment=paper"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for rule in ("target", "convert_heads", "prompts", "traces", "throughput", "bench", "check_lossless", "publish"):
+        assert f"rule {rule}:" in done.stdout, rule
+    assert "humaneval_hub" in done.stdout and "litbench_hub" in done.stdout
+
+
+def test_scripts_are_one_library_call():
+    for script in (ROOT / "workflow/scripts").glob("*.py"):
+        assert len(script.read_text().splitlines()) <= 15, script.name
+    assert len((ROOT / "Snakefile").read_text().splitlines()) <= 50
