@@ -85,23 +85,20 @@ def _evaluate(config: Config) -> dict:
     else:
         path = _need(config, run / "traces" / kind / f"{task}.{split}.parquet")
         trace = calib if split == "calib" else Trace.from_frame(read_parquet(path))
-        times = {entry.tree: entry.step_ms for entry in bank.trees}
-        counts = _replay(trace, policy, times, latency)
-        star = max((_replay(trace, static, times, latency) for static in statics), key=lambda c: c["tokens_per_s"])
+        counts = _replay(trace, policy, bank, latency)
+        star = max((_replay(trace, static, bank, latency) for static in statics), key=lambda c: c["tokens_per_s"])
     ratio = counts["tokens_per_s"] / star["tokens_per_s"]
     optimum = {"star_tokens_per_s": star["tokens_per_s"], "star_nodes": star["trees"][0], "over_star": ratio}
     return {**{key: fitted[key] for key in ("tau_on", "tau_off", "depth")}, **counts, **optimum}
 
 
-def _replay(trace, policy, times: dict, latency) -> dict:
-    """Replayed counts, and milliseconds by the bank's step times (else the latency table's) plus the signal's cost."""
+def _replay(trace, policy, bank, latency) -> dict:
+    """Replayed counts, and milliseconds as the fit predicts them."""
     from entmtp.calibration.replay import replay_policy
+    from entmtp.policy.fit import step_times
 
     steps = [step for run in replay_policy(trace, policy) for step in run]
-    step_ms = [
-        times.get(tree, latency.step(tree)) + max(0.0, latency.step(tree, policy.depth) - latency.step(tree))
-        for tree in policy.trees
-    ]
+    step_ms = step_times(bank, latency, policy.trees, policy.depth)
     milliseconds = sum(step_ms[step.tree] for step in steps)
     tokens = int(trace.bounds[-1]) - len(trace.prompts)  # the last token of a text needs no step
     return _counts(policy, [(step.tree, step.accepted) for step in steps], tokens, milliseconds, len(trace.prompts))

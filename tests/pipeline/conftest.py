@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def snakemake_command(folder: Path, *arguments: str, overrides: str = "") -> list[str]:
     return [
-        sys.executable, "-m", "snakemake", "-s", str(ROOT / "Snakefile"), "--directory", str(folder), "--cores", "2",
-        *arguments, "--config", "experiment=smoke", f"overrides=resources={ROOT / 'resources'} {overrides}",
+        sys.executable, "-m", "snakemake", *arguments, "-s", str(ROOT / "Snakefile"), "--directory", str(folder),
+        "--cores", "2", "--config", "experiment=smoke", f"overrides=resources={ROOT / 'resources'} {overrides}",
     ]  # fmt: skip
 
 

@@ -27,7 +27,7 @@ def test_configuration_errors(tmp_path, overrides, message):
 def test_broken_prompt_file_is_named_with_its_line(tmp_path):
     (tmp_path / "mine.jsonl").write_text('{"prompt": "fine"}\n{"prompt": broken}\n')
     done = snakemake(
-        tmp_path, "--", "results/smoke/prompts/file.jsonl",
+        tmp_path, "results/smoke/prompts/file.jsonl",
         overrides=f"tasks=[file] ++task_overrides.file.file={tmp_path}/mine.jsonl",
     )  # fmt: skip
     assert done.returncode != 0

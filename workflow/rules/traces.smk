@@ -34,7 +34,7 @@ rule traces:
     params:
         **base(),
         decoding=PLAIN["decoding"],
-        bench=PLAIN["bench"],
+        bench={"tie_margin": PLAIN["bench"]["tie_margin"]},
         heads=lambda wildcards: to_plain(HEADS_CFG[wildcards.heads]),
     script:
         "../scripts/traces.py"

@@ -43,6 +43,17 @@ def fit_policy(config: PolicyConfig, bank: Bank | None, trace: Trace | None, lat
     return {**fitted, "calib_tokens_per_s": fitter.speed(fitted), "star_tokens_per_s": fitter.speed(star)}
 
 
+def step_times(bank: Bank, latency: LatencyTable, trees: list[Tree], depth: int | None) -> list[float]:
+    """Milliseconds of a step with each tree, under a policy whose signal is the path value of `depth` (None: none).
+
+    The bank's own step time where it has the tree, else the latency table's; plus what the signal adds to it.
+    """
+    known = {entry.tree: entry.step_ms for entry in bank.trees}
+    return [
+        known.get(tree, latency.step(tree)) + max(0.0, latency.step(tree, depth) - latency.step(tree)) for tree in trees
+    ]
+
+
 class _Fitter:
     """Replayed throughput on the calibration texts is the objective; step times are the bank's own."""
 
@@ -54,12 +65,7 @@ class _Fitter:
         self.tokens = int(trace.bounds[-1]) - len(trace.prompts)  # the last token of a text needs no step
 
     def step_ms(self, depth: int | None, trees: list[int]) -> list[float]:
-        """Bank step time of each tree plus what the signal of `depth` adds to it (by the latency table)."""
-        entries = [self.bank.trees[index] for index in trees]
-        return [
-            entry.step_ms + max(0.0, self.latency.step(entry.tree, depth) - self.latency.step(entry.tree))
-            for entry in entries
-        ]
+        return step_times(self.bank, self.latency, [self.bank.trees[index].tree for index in trees], depth)
 
     def speed(self, fitted: dict) -> float:
         """Predicted tokens/s of a fitted policy on the calibration texts."""
