@@ -96,3 +96,9 @@ def policy_inputs(wildcards):
 
 def per_task(pattern):
     return expand(f"{RUN}/{pattern}", task=TASKS)
+
+
+def reported(folder, names, kind, category):
+    """Products for `snakemake --report`, each with its own caption."""
+    made = {name: f"{RUN}/{folder}/{name}.{kind}" for name in names}
+    return [report(path, caption=f"../report/{name}.rst", category=category) for name, path in made.items()]

@@ -32,11 +32,11 @@ elif CFG.heads.source == "hub":
             heads=f"{RUN}/heads/{{heads}}/config.json",
         log:
             f"{LOGS}/heads/{{heads}}.log",
+        conda:
+            "../../environment.yml"
         params:
             **base(),
             heads=lambda wildcards: to_plain(HEADS_CFG[wildcards.heads]),
-        conda:
-            "../../environment.yml"
         script:
             "../scripts/convert_heads.py"
 

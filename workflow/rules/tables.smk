@@ -47,11 +47,7 @@ rule tables:
     input:
         summary=f"{RUN}/summary.json",
     output:
-        report(
-            expand(f"{RUN}/tables/{{table}}.csv", table=TABLES),
-            caption="../report/speed.rst",
-            category="Tables",
-        ),
+        reported("tables", TABLES, "csv", "Tables"),
         expand(f"{RUN}/tables/{{table}}.{{kind}}", table=TABLES, kind=("md", "tex")),
     log:
         f"{LOGS}/tables.log",
@@ -73,11 +69,7 @@ rule figures:
         bench=per_task("bench/{task}.parquet"),
         traces=expand(f"{RUN}/traces/{{heads}}/{{task}}.test.parquet", heads=CALIBRATED, task=TASKS),
     output:
-        report(
-            expand(f"{RUN}/figures/{{figure}}.png", figure=FIGURES),
-            caption="../report/speedup.rst",
-            category="Figures",
-        ),
+        reported("figures", FIGURES, "png", "Figures"),
         expand(f"{RUN}/figures/{{figure}}.svg", figure=FIGURES),
     log:
         f"{LOGS}/figures.log",

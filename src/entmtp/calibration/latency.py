@@ -126,8 +126,8 @@ def _live(decoder: Decoder, table: LatencyTable, prompt: list[int], decoding: De
     """Milliseconds of a plain step, and the part of a live step that forward and propose do not explain."""
     plain = [step.seconds * 1000 for step in decoder.plain(prompt, decoding).steps]
     rest = []
-    for size in (1, 4, 8):
-        tree = Tree.of([(0,) * min(d, decoder.drafter.depth) for d in range(1, min(size, decoder.drafter.depth) + 1)])
+    for depth in sorted({1, min(2, decoder.drafter.depth), decoder.drafter.depth}):
+        tree = Tree.of([(0,) * d for d in range(1, depth + 1)])
         policy = Policy("overhead", [tree])
         steps = [step.seconds * 1000 for step in decoder.generate(prompt, policy, decoding).steps]
         if steps:

@@ -68,7 +68,7 @@ def measure(
     """Time the chosen trees live, end to end, and plain decoding beside them: every prompt, trees in rotated order.
 
     Writes the measured columns into `rows`. With `check` (greedy or sampled float32), every live step is held
-    against replay; returns the comparison {steps, different}.
+    against replay; returns {steps: compared steps, different: runs with a differing step}.
     """
     arms: list[int | None] = [None, *chosen]  # None: plain decoding
     totals = {arm: [0, 0.0, 0] for arm in arms}  # tokens, seconds, steps

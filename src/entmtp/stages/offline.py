@@ -15,6 +15,7 @@ from entmtp.config import (
     from_plain,
 )
 from entmtp.errors import EntmtpError
+from entmtp.evaluation.schema import check_schema
 from entmtp.io import read_json, read_parquet, write_json, write_parquet
 from entmtp.stages.common import open_block, read_trees
 
@@ -178,7 +179,9 @@ def bank(inp, out, params) -> None:
 
     config = from_plain(BankConfig, params["bank"])
     trees = build_bank(read_json(inp.throughput)["trees"], config)
-    Bank(params["task"], params["kind"], config.basis, trees).save(out.bank)
+    made = Bank(params["task"], params["kind"], config.basis, trees).to_json()
+    check_schema(made, "bank")
+    write_json(out.bank, made)
 
 
 def policy(inp, out, params) -> None:
@@ -193,6 +196,7 @@ def policy(inp, out, params) -> None:
         return
     trace = Trace.from_frame(read_parquet(inp.traces))
     fitted = fit_policy(config, Bank.load(inp.bank), trace, LatencyTable.from_json(read_json(inp.latency)))
+    check_schema(fitted, "policy")
     write_json(out.policy, fitted)
     print(f"{config.name}: {fitted['calib_tokens_per_s']:.2f} tokens/s replayed on the calibration split "
           f"(best static tree {fitted['star_tokens_per_s']:.2f})", flush=True)  # fmt: skip

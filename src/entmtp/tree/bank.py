@@ -29,27 +29,26 @@ class Bank:
     def star(self) -> int:
         return max(range(len(self.trees)), key=lambda index: self.trees[index].tokens_per_s)
 
+    def to_json(self) -> dict:
+        return {
+            "task": self.task,
+            "heads": self.heads,
+            "basis": self.basis,
+            "star": self.star,
+            "trees": [
+                {
+                    "num_nodes": entry.tree.num_nodes,
+                    "accept_length": round(entry.accept_length, 6),
+                    "tokens_per_s": round(entry.tokens_per_s, 4),
+                    "step_ms": round(entry.step_ms, 5),
+                    "paths": [list(path) for path in entry.tree.paths],
+                }
+                for entry in self.trees
+            ],
+        }
+
     def save(self, path: str | Path, **extra: object) -> None:
-        write_json(
-            path,
-            {
-                "task": self.task,
-                "heads": self.heads,
-                "basis": self.basis,
-                "star": self.star,
-                "trees": [
-                    {
-                        "num_nodes": entry.tree.num_nodes,
-                        "accept_length": round(entry.accept_length, 6),
-                        "tokens_per_s": round(entry.tokens_per_s, 4),
-                        "step_ms": round(entry.step_ms, 5),
-                        "paths": [list(path) for path in entry.tree.paths],
-                    }
-                    for entry in self.trees
-                ],
-                **extra,
-            },
-        )
+        write_json(path, {**self.to_json(), **extra})
 
     @classmethod
     def load(cls, path: str | Path) -> "Bank":
