@@ -24,12 +24,21 @@ def snakemake(folder: Path, *arguments: str, overrides: str = "", timeout: float
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
 
 
+def _heed_interrupts() -> None:
+    """A background shell starts its children with Ctrl-C ignored; a terminal does not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def interrupt_when(folder: Path, marker: str, timeout: float = 600) -> str:
     """Start the DAG, send Ctrl-C (to the process group, as a terminal does) once `marker` is printed."""
     log = folder / "interrupted.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            snakemake_command(folder), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            snakemake_command(folder),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_heed_interrupts,
         )
         end = time.monotonic() + timeout
         while marker not in log.read_text() and process.poll() is None and time.monotonic() < end:

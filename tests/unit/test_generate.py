@@ -128,7 +128,8 @@ def test_interrupt_ends_with_130(call, monkeypatch):
 def test_interrupt_of_the_real_command(world):
     places = [f"results={world / 'results'}", f"resources={world / 'resources'}", "experiment=smoke"]
     command = [sys.executable, "-m", "entmtp.generate", "Tell me a story", "policy=ar", "max_new_tokens=900", *places]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    heed = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 (a background shell ignores Ctrl-C)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed) as process:
         assert process.stdout.read(1), "text comes while it is made"
         os.kill(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=120)
