@@ -4,7 +4,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from entmtp.config import HeadsConfig, from_plain
+from entmtp.config import HeadsConfig
 from entmtp.errors import EntmtpError
 from entmtp.heads.corpus import text_hash, write_texts
 from entmtp.heads.features import is_held_out, load_or_compute
@@ -25,13 +25,12 @@ def excluded_prompts(prompt_files: list[str]) -> set[str]:
     return excluded
 
 
-def train_recipe(target, config: HeadsConfig, prompt_files: list[str], folder: Path, params: dict) -> None:
+def train_recipe(target, config: HeadsConfig, prompt_files: list[str], folder: Path) -> None:
     """Train `config` for `target` into `folder` (native format, card.json, README.md). Interrupted runs resume.
 
     `prompt_files` are the pipeline's prompts of all tasks: none of them is trained on.
     """
     start = time.monotonic()
-    config = from_plain(HeadsConfig, asdict(config))
     if not config.train.prompts:
         raise EntmtpError("heads.train.prompts is empty: name JSONL files of training prompts")
     shared = folder.parent / "text"  # all kinds of heads learn from the same text

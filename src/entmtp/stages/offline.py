@@ -71,7 +71,7 @@ def train_heads(inp, out, params) -> None:
     from entmtp.heads.recipe import train_recipe
 
     config, (base, _) = from_plain(HeadsConfig, params["heads"]), open_block(params)
-    train_recipe(base, config, list(inp.prompts), Path(out.heads).parent, params)
+    train_recipe(base, config, list(inp.prompts), Path(out.heads).parent)
 
 
 def texts(inp, out, params) -> None:

@@ -42,25 +42,24 @@ def check_lossless(inp, out, params) -> None:
     margin = from_plain(BenchConfig, params["bench"]).tie_margin[params["dtype"]]
     rows = read_parquet(inp.bench).to_dict("records")
     policies = lossless_verdicts(base, cache, rows, tests, decoding, margin)
-    failed = [name for name, entry in policies.items() if entry["verdict"] == "fail"]
     result = {"task": params["task"], "dtype": params["dtype"], "policies": policies}
-    if failed:
-        write_json(Path(out.check).with_suffix(".failed.json"), result)
-        raise EntmtpError(f"task {params['task']}: {', '.join(failed)} differ from plain decoding by more than a "
-                          f"numerical tie; see {Path(out.check).with_suffix('.failed.json')}")  # fmt: skip
-    write_json(out.check, result)
+    _write_verdicts(out.check, result, "differ from plain decoding by more than a numerical tie")
 
 
 def check_replay(inp, out, params) -> None:
     from entmtp.evaluation.replay_check import check_task
 
-    result = check_task(inp, out, params, open_block)
+    _write_verdicts(out.check, check_task(inp, out, params, open_block), "took live steps that differ from replay")
+
+
+def _write_verdicts(path: str, result: dict, what: str) -> None:
+    """Write a check's result, or, where a policy failed, keep it beside under another name and fail the rule."""
     failed = [name for name, entry in result["policies"].items() if entry["verdict"] == "fail"]
     if failed:
-        write_json(Path(out.check).with_suffix(".failed.json"), result)
-        raise EntmtpError(f"task {params['task']}: live steps of {', '.join(failed)} differ from replay; see "
-                          f"{Path(out.check).with_suffix('.failed.json')}")  # fmt: skip
-    write_json(out.check, result)
+        kept = Path(path).with_suffix(".failed.json")
+        write_json(kept, result)
+        raise EntmtpError(f"task {result['task']}: {', '.join(failed)} {what}; see {kept}")
+    write_json(path, result)
 
 
 def perplexity(inp, out, params) -> None:
