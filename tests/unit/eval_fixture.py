@@ -45,6 +45,7 @@ def bench_row(task: str, policy: str, prompt: int, order: int = 0) -> dict:
         "prefill_s": 0.1,
         "decode_s": sum(step_ms) / 1000,
         "scheduler_s": (2e-5 if scheduled else 1e-6) * len(nodes),
+        "switch_s": (1e-5 if scheduled else 1e-6) * len(nodes),
         "tokens": list(range(total)),
         "step_tree": trees,
         "step_nodes": nodes,

@@ -29,7 +29,7 @@ class Recorder:
 
     def _made(self, policy: str, decoding: DecodingConfig, prompt_id: str) -> Generation:
         self.calls.append((prompt_id, policy, decoding.max_new_tokens))
-        step = Step(1, 3, 1, 2, 0.25 if policy == "tau" else float("nan"), 0.5, 0.125, [7, self.run])
+        step = Step(1, 3, 1, 2, 0.25 if policy == "tau" else float("nan"), 0.5, 0.125, 0.0625, [7, self.run])
         return Generation([7, self.run, 9], 0.25, 1.5, [step])
 
     def plain(self, prompt, decoding, prompt_id=""):
@@ -81,7 +81,8 @@ def test_rows_hold_counts_and_seconds_not_ratios(tmp_path):
     assert row | {"time": 0} == {
         "task": "t", "policy": "tau", "heads": "hydra", "kind": "tau", "mode": "greedy", "dtype": "float32",
         "prompt_id": "p2", "prompt_tokens": 4, "new_tokens": 3, "prefill_s": 0.25, "decode_s": 1.5,
-        "scheduler_s": 0.125, "tokens": [7, 4, 9], "step_tree": [1], "step_nodes": [3], "step_accepted": [1],
+        "scheduler_s": 0.125, "switch_s": 0.0625,
+        "tokens": [7, 4, 9], "step_tree": [1], "step_nodes": [3], "step_accepted": [1],
         "step_signal": [0.25], "step_ms": [500.0], "order": 0, "time": 0,
     }  # fmt: skip
     static = make_row("t", ARMS[1], PROMPTS[0], Recorder()._made("medusa", DECODING, "p0"), "sample", "bfloat16", 1)

@@ -38,7 +38,7 @@ def assert_accounting(run: Generation, policy: Policy, stop: set[int], budget: i
         assert step.accepted == len(step.tokens) - 1
         assert step.nodes == tree.num_nodes
         assert tree.depths[step.node] == step.accepted
-        assert 0 <= step.scheduler_seconds <= step.seconds
+        assert 0 <= step.switch_seconds <= step.scheduler_seconds <= step.seconds
     if rest == 0:  # the last step was cut by the budget or a stop token, or ended exactly there
         assert run.steps[-1].tokens[-1] == run.tokens[-1]
 

@@ -159,7 +159,9 @@ def test_scheduler_overhead_has_a_point_per_task_and_policy():
     rows = fixture.summary()["rows"]
     (ax,) = draw.scheduler_overhead(rows, PLOT).axes
     for task in fixture.TASKS:
-        assert list(line(ax, task).get_xdata()) == [row["scheduler_ms"] for row in rows if row["task"] == task]
+        own = [row for row in rows if row["task"] == task]
+        assert list(line(ax, task).get_xdata()) == [row["scheduler_ms"] for row in own]
+        assert list(line(ax, f"{task}, switch alone").get_xdata()) == [row["switch_ms"] for row in own]
     assert ax.lines[-1].get_xdata()[0] == 0.1
 
 

@@ -15,7 +15,7 @@ from entmtp.io import read_json
 ISSUE_KEYS = {
     *("task", "policy", "heads", "dtype", "prompts", "new_tokens", "seconds", "tokens_per_s"),
     *("over_ar", "over_hydra", "over_medusa", "num_accepted", "accept_length"),
-    *("lossless", "scheduler_ms", "ppl", "delta_nats"),
+    *("lossless", "scheduler_ms", "switch_ms", "ppl", "delta_nats"),
 }
 
 
@@ -55,6 +55,7 @@ def test_numbers_are_totals_of_the_bench():
     assert row["num_accepted"] == pytest.approx(accepted / steps)
     assert row["accept_length"] == pytest.approx(1 + accepted / steps)
     assert row["scheduler_ms"] == pytest.approx(0.02)
+    assert row["switch_ms"] == pytest.approx(0.01)
     assert sum(row["trees"].values()) == pytest.approx(1) and set(row["trees"]) == {"4", "8"}
     switched = sum(a != b for trees in own.step_tree for a, b in pairwise(trees))
     assert switched and row["switches"] == pytest.approx(switched / steps)

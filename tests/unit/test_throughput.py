@@ -152,7 +152,7 @@ class FakeDecoder:
 
     def _run(self, name: object, prompt_id: str) -> Generation:
         self.calls.append((prompt_id, name))
-        steps = [Step(0, 0, 0, 0, float("nan"), 0.01, 0.0, [1])] * (self.tokens - 1)
+        steps = [Step(0, 0, 0, 0, float("nan"), 0.01, 0.0, 0.0, [1])] * (self.tokens - 1)
         return Generation([1] * self.tokens, 100.0, 0.01 * len(steps), steps)
 
     def plain(self, prompt, decoding, prompt_id=""):

@@ -6,6 +6,7 @@ Batch size is 1: a step's tree is one sequence's; batches would need ragged tree
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 from torch import Tensor
@@ -30,7 +31,8 @@ class Step:
     node: int  # the tree's node that the last committed token belongs to
     signal: float  # path value that the policy saw; NaN when it looks at none
     seconds: float
-    scheduler_seconds: float
+    scheduler_seconds: float  # signal, choice and switch
+    switch_seconds: float  # choice and switch alone
     tokens: list[int]
 
 
@@ -46,6 +48,10 @@ class Generation:
     @property
     def scheduler_seconds(self) -> float:
         return sum(step.scheduler_seconds for step in self.steps)
+
+    @property
+    def switch_seconds(self) -> float:
+        return sum(step.switch_seconds for step in self.steps)
 
 
 class Decoder:
@@ -93,7 +99,7 @@ class Decoder:
         prefill_end = last
         for token in stream:
             now = time.perf_counter()
-            steps.append(Step(0, 0, 0, 0, float("nan"), now - last, 0.0, [tokens[-1]]))
+            steps.append(Step(0, 0, 0, 0, float("nan"), now - last, 0.0, 0.0, [tokens[-1]]))
             tokens.append(token)
             last = now
         return Generation(tokens, prefill_end - start, last - prefill_end, steps)
@@ -141,41 +147,43 @@ class Decoder:
         count = 0
         while True:
             if root in stop or count + 1 == budget:
-                yield Step(0, -1, 0, 0, float("nan"), 0.0, 0.0, [root])
+                yield Step(0, -1, 0, 0, float("nan"), 0.0, 0.0, 0.0, [root])
                 return
             begin = time.perf_counter()
-            signal, index, scheduler = self._schedule(policy, hidden, logits, root)
-            tree = trees[index]
+            signal, index, tree, scheduler, switch = self._schedule(policy, trees, hidden, logits, root)
             nodes, tokens, hidden, logits, root = self._verify(tree, hidden, root, chooser, decoding)
             committed = _cut([tokens[node] for node in nodes], stop, budget - count)
             count += len(committed)
             seconds = time.perf_counter() - begin
-            yield Step(
-                index, tree.n - 1, len(committed) - 1, nodes[len(committed) - 1], signal, seconds, scheduler, committed
-            )
+            last = len(committed) - 1
+            yield Step(index, tree.n - 1, last, nodes[last], signal, seconds, scheduler, switch, committed)
             if committed[-1] in stop or count == budget:
                 return
 
-    def _schedule(self, policy: Policy, hidden: Tensor, logits: Tensor, root: int) -> tuple[float, int, float]:
-        """Signals of this position -> (path value, tree index, seconds of signal, choice and switch).
+    def _schedule(
+        self, policy: Policy, trees: list[CompiledTree], hidden: Tensor, logits: Tensor, root: int
+    ) -> tuple[float, int, CompiledTree, float, float]:
+        """Path value of this position, the tree's index, the tree, and two times in seconds: signal, choice and switch
+        together; choice and switch alone.
 
         The heads' forward along the greedy path is part of proposing and is not counted as scheduling.
         """
-        if policy.depth is None and all(tree.num_nodes == 0 for tree in policy.trees):
-            return float("nan"), policy.choose(float("nan")), 0.0
-        self.drafter.start(hidden, root)
-        if policy.depth is None:
-            begin = time.perf_counter()
-            index = policy.choose(float("nan"))
-            return float("nan"), index, time.perf_counter() - begin
-        self.drafter.extend(policy.depth)
+        if any(tree.n > 1 for tree in trees):
+            self.drafter.start(hidden, root)
+        if policy.depth is not None:
+            self.drafter.extend(policy.depth)
         begin = time.perf_counter()
-        value = top1_prob(logits)
-        if policy.depth:
-            value = value * self.drafter.greedy_probs(policy.depth).prod()
-        signal = float(value)
+        signal = float("nan") if policy.depth is None else self._path_value(policy.depth, logits)
+        known = time.perf_counter()
         index = policy.choose(signal)
-        return signal, index, time.perf_counter() - begin
+        tree = trees[index]
+        end = time.perf_counter()
+        return signal, index, tree, end - begin, end - known
+
+    def _path_value(self, depth: int, logits: Tensor) -> float:
+        """s_depth (DESIGN 3): the base top-1 probability times the heads' along the greedy path. [1, V] -> float."""
+        value = float(top1_prob(logits))
+        return value * prod(self.drafter.greedy_probs(depth).tolist()) if depth else value
 
     def _verify(self, tree: CompiledTree, hidden: Tensor, root: int, chooser: Chooser, decoding: DecodingConfig):
         """Draft, one target forward, acceptance, commit.

@@ -84,6 +84,7 @@ def make_row(task: str, arm: dict, prompt: dict, run: Generation, mode: str, dty
         "prefill_s": run.prefill_seconds,
         "decode_s": run.decode_seconds,
         "scheduler_s": run.scheduler_seconds,
+        "switch_s": run.switch_seconds,
         "tokens": run.tokens,
         "step_tree": [step.tree for step in steps],
         "step_nodes": [step.nodes for step in steps],

@@ -34,7 +34,7 @@ OVER_TASKS = {
 
 STAR_GAIN_PERCENT = (0.5, 2.1)  # EntMTP-τ over the best static tree of the task, most on GSM8K
 DELTA_NATS = 0.02  # perplexity stays within this of the base model
-SCHEDULER_MS = 0.1  # switching takes less than this per step
+SWITCH_MS = 0.1  # switching takes less than this per step
 
 # Released logs: 63-node tree, greedy: (mean num_accepted, mean base entropy in nats); LitBench as a range over runs
 ENTROPY = {

@@ -88,6 +88,7 @@ def _counts(frame: pd.DataFrame, resamples: int, seed: int) -> dict[str, Any]:
         "num_accepted_interval": {"low": low, "high": high},
         "accept_length": num_accepted + 1,
         "scheduler_ms": 1000 * float(frame["scheduler_s"].sum()) / int(steps.sum()),
+        "switch_ms": 1000 * float(frame["switch_s"].sum()) / int(steps.sum()),
         "trees": {str(int(size)): float(use / uses.sum()) for size, use in zip(nodes, uses)},
         "switches": switches / int(steps.sum()),
     }
