@@ -1,7 +1,7 @@
 """Shared fixtures: a tiny random target, tiny random draft heads, and a drafter that knows the continuation."""
 
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test touches the network
 
@@ -15,6 +15,7 @@ from entmtp.config import DecodingConfig, TargetConfig
 from entmtp.decoding.engine import Decoder
 from entmtp.heads.drafter import make_drafter
 from entmtp.heads.model import DraftHeads, HeadsFormat
+from entmtp.heads.prefix import prefix_like
 from entmtp.target.fetch import fetch_target
 from entmtp.target.load import load_target
 from entmtp.tree.defaults import DEFAULT_TREES
@@ -33,7 +34,7 @@ class OracleDrafter:
     It reads the position from the decoder's cache, so it also asserts that every root is the text's own token.
     """
 
-    arch = "hydra"
+    arch, history = "hydra", False
 
     def __init__(self, depth: int = DEPTH, width: int = WIDTH, wrong: float = 0.2, seed: int = 0, top: int = 3):
         self.depth, self.width, self.wrong, self.seed, self.top = depth, width, wrong, seed, top
@@ -51,9 +52,14 @@ class OracleDrafter:
         rng = self._rng(depth)
         return None if rng.random() < self.wrong else int(rng.integers(self.top))
 
+    def reserve(self, capacity: int) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
     def start(self, hidden: torch.Tensor, root: int) -> None:
         self.at, self.root = self.cache.length - self.offset, root
-        assert hidden.shape[0] == 1
         assert root == self.text[self.at], "the root is not the text's token at this position"
 
     def extend(self, depth: int) -> None:
@@ -78,7 +84,10 @@ def make_heads(target, arch: str, tokens: list[int], seed: int = 0, blocks: int 
     generator = torch.Generator().manual_seed(seed)
     rest = torch.randperm(target.vocab_size, generator=generator).tolist()
     token_map = torch.tensor(list(dict.fromkeys(tokens + rest))[:DRAFT_VOCAB])
-    form = HeadsFormat(arch, DEPTH, blocks, target.hidden_size, DRAFT_VOCAB, target.fingerprint, embedding_scale=1.5)
+    form = HeadsFormat(
+        "medusa" if arch == "medusa" else "hydra", DEPTH, blocks, target.hidden_size, DRAFT_VOCAB, target.fingerprint,
+        embedding_scale=1.5, prefix=asdict(prefix_like(target.config)) if arch == "hydra_plus" else None,
+    )  # fmt: skip
     heads = DraftHeads(form, token_map)
     heads.reset(seed)
     with torch.no_grad():
@@ -127,7 +136,7 @@ def greedy_texts(tiny, prompts) -> list[list[int]]:
 @pytest.fixture(scope="session")
 def tiny_heads(tiny, greedy_texts) -> dict[str, DraftHeads]:
     tokens = [token for text in greedy_texts for token in text]
-    return {arch: make_heads(tiny, arch, tokens) for arch in ("medusa", "hydra")}
+    return {arch: make_heads(tiny, arch, tokens) for arch in ("medusa", "hydra", "hydra_plus")}
 
 
 @pytest.fixture(scope="session")

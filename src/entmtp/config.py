@@ -30,36 +30,54 @@ class TargetConfig:
 
 @dataclass
 class PromptSource:
-    """A JSONL file of prompts for head-training text."""
+    """A JSONL file of prompts: to make head-training text from, or to keep out of it."""
 
     file: str = MISSING
     column: str = "prompt"
+    task: str | None = None  # name in logs and cards; null: the file's own
     limit: int = 1000000  # first prompts of the file
     samples: int = 1  # texts a prompt
-    half: str | None = None  # keep only rows whose value in this column hashes into the first half
+    half: str | None = None  # keep only rows whose value in this column hashes into the first half ...
+    second_half: bool = False  # ... or into the second
 
 
 @dataclass
-class TrainConfig:
-    """Text by the target itself, then training of the heads on it (FACTS 4)."""
+class CorpusConfig:
+    """Head-training text: the target's own continuations of training prompts, and the features that heads learn from.
 
+    One corpus serves all kinds of heads of an experiment.
+    """
+
+    name: str = "public"
     prompts: list[PromptSource] = field(default_factory=list)  # never a calibration or test prompt
+    exclude: list[PromptSource] = field(default_factory=list)  # what will measure the heads, beside the tasks' prompts
+    near_duplicate: float = 0.6  # share of word 5-grams in common from which a prompt is a near duplicate
     max_texts: int | None = None  # stop after this many texts of the seeded order
+    shards: int = 1  # pieces that can be made side by side
     max_prompt_tokens: int = 400
     max_new_tokens: int = 160
     batch: int = 64
     sample_fraction: float = 0.5  # share of the texts that is sampled at `temperature`, the rest is greedy
     temperature: float = 0.7
-    text_dtype: str = "bfloat16"
+    dtype: str = "bfloat16"
+    held_out: float = 0.03  # share of the texts, by a hash of the prompt
+    top_k: int = 16  # the target's most probable tokens kept for distillation
+    seed: int = 0
+
+
+@dataclass
+class TrainConfig:
+    """Training of draft heads on a corpus."""
+
     draft_vocab: int = 8192
-    epochs: int = 4
+    epochs: int = 4  # at most
+    patience: int = 2  # stop after this many epochs without a better replayed accept length
     batch_positions: int = 1024
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     warmup: int = 100
-    held_out: float = 0.03  # share of the texts, by a hash of the prompt
     distill_weight: float = 0.5
-    distill_top_k: int = 16
+    eval_positions: int = 20000  # held-out positions that are replayed after each epoch
     checkpoint_every: int = 500  # optimizer steps
     seed: int = 0
 
@@ -70,6 +88,7 @@ class HeadsConfig:
     arch: str = "hydra"  # medusa | hydra
     depth: int = 4  # number of heads = deepest draft
     blocks: int = 1  # residual blocks a head
+    prefix: bool = False  # Hydra++: a prefix attention layer over the target's hidden states
     width: int = 16  # children that one node can have at most
     source: str = "shipped"  # shipped (resources/heads/<target>-<name>) | folder | train | random | hub
     path: str | None = None
@@ -90,6 +109,9 @@ class TaskConfig:
     revision: str | None = None
     hub_split: str = "train"
     column: str | None = None
+    where: dict[str, str] = field(default_factory=dict)  # file: only rows with these values
+    half: str | None = None  # file: only rows whose value in this column hashes into the first half ...
+    second_half: bool = False  # ... or into the second
     template: str = "{prompt}"  # wraps each prompt text into the user's turn
     calib: int = 24  # prompts in the calibration split
     test: int = 40
@@ -185,7 +207,9 @@ class Config:
     policies: list[str] = field(default_factory=list)
     task_overrides: dict[str, dict[str, Any]] = field(default_factory=dict)  # {task: {key of TaskConfig: value}}
     heads_overrides: dict[str, dict[str, Any]] = field(default_factory=dict)  # {heads: {key of HeadsConfig: value}}
-    heads_trained: list[str] = field(default_factory=list)
+    heads_trained: list[str] = field(default_factory=list)  # kinds that `snakemake heads` judges (and trains)
+    heads_tasks: list[str] = field(default_factory=list)  # tasks that it judges them on
+    heads_live_prompts: int = 4  # prompts of each task whose replayed figure is confirmed by decoding
     dtype: str = "float32"
     device: str = "cpu"
     threads: int | None = None  # null: all cores that the job gets
@@ -194,6 +218,7 @@ class Config:
     resources: str = "resources"
     target: TargetConfig = field(default_factory=TargetConfig)
     heads: HeadsConfig = field(default_factory=HeadsConfig)
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
@@ -264,7 +289,11 @@ def from_plain(cls: type, block: Any) -> Any:
 
 def _check_values(config: Config) -> None:
     """Values that a type cannot express. Names of tasks and policies are checked where lists name them."""
-    for group, names in (("task", config.tasks), ("policy", config.policies), ("heads", config.heads_trained)):
+    for group, names in (
+        ("task", [*config.tasks, *config.heads_tasks]),
+        ("policy", config.policies),
+        ("heads", config.heads_trained),
+    ):
         for name in names:
             check_choice(group, name)
     one_of = {
@@ -287,6 +316,7 @@ def _check_values(config: Config) -> None:
         "search.max_nodes": config.search.max_nodes,
         "heads.depth": config.heads.depth,
         "heads.width": config.heads.width,
+        "corpus.shards": config.corpus.shards,
     }
     for key, value in positive.items():
         if value < 1:

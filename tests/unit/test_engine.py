@@ -67,7 +67,7 @@ def test_tokens_equal_plain_decoding_for_every_tree(tiny, prompts, trees, oracle
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("arch", ["medusa", "hydra"])
+@pytest.mark.parametrize("arch", ["medusa", "hydra", "hydra_plus"])
 def test_tokens_equal_plain_decoding_with_real_heads_and_schedulers(tiny, prompts, trees, drafters, mode, arch):
     decoder = Decoder(tiny, drafters[arch], CAPACITY)
     decoding = with_budget(MODES[mode], 40)

@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file
 
 from entmtp.config import DecodingConfig
 from entmtp.decoding.engine import Decoder, make_chooser
-from entmtp.decoding.sampling import Chooser
 from entmtp.errors import EntmtpError
 from entmtp.heads.drafter import make_drafter
 from entmtp.heads.model import DraftHeads, HeadsFormat, load_heads, save_heads
@@ -84,7 +83,7 @@ def test_reset_follows_the_seed(tiny):
     assert not torch.equal(weights(1), weights(2))
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", [*ARCHS, "hydra_plus"])
 def test_native_format_round_trip(tiny, heads_maker, tmp_path, arch):
     heads = heads_maker(tiny, arch, [7, 5], seed=1, blocks=2)
     save_heads(heads, tmp_path)
@@ -202,18 +201,18 @@ def test_batched_text_equals_plain_decoding(tiny, stop, batch):
     assert 1 in lengths if stop else True  # one that stops with its first token
     decoder = BatchDecoder(target.fused, batch, 30 + 20, target.stop_ids, 20)
     seen, active = [], []
-    source = (Sequence(key, prompt, make_chooser(target, decodings[key], key), []) for key, prompt in prompts.items())
+    source = (Sequence(key, prompt, [], make_chooser(target, decodings[key], key)) for key, prompt in prompts.items())
     for sequence in decoder.run(source, active.append):
         seen.append(sequence.key)
         assert sequence.tokens == expected[sequence.key], sequence.key
     assert sorted(seen) == sorted(prompts)
     assert max(active) == min(batch, 9 if not stop else max(active))
     # the same decoder again: what lies in its slots from before must not matter
-    again = {s.key: s.tokens for s in decoder.run(Sequence(k, prompts[k], Chooser(), []) for k in ("s4", "s0", "s2"))}
+    again = {s.key: s.tokens for s in decoder.run(Sequence(k, prompts[k], []) for k in ("s4", "s0", "s2"))}
     assert again == {key: expected[key] for key in ("s4", "s0", "s2")}
 
 
 def test_batched_text_refuses_what_does_not_fit(tiny):
     decoder = BatchDecoder(tiny.fused, 2, 25, tiny.stop_ids, 20)
     with pytest.raises((ValueError, EntmtpError), match="long: 6 prompt"):
-        list(decoder.run([Sequence("long", [5] * 6, Chooser(), [])]))
+        list(decoder.run([Sequence("long", [5] * 6, [])]))

@@ -9,7 +9,13 @@ from entmtp.tree.topology import Tree
 
 
 @pytest.mark.parametrize(
-    ("arch", "mode", "stop"), [("medusa", "greedy", True), ("hydra", "greedy", False), ("hydra", "sample", False)]
+    ("arch", "mode", "stop"),
+    [
+        ("medusa", "greedy", True),
+        ("hydra", "greedy", False),
+        ("hydra", "sample", False),
+        ("hydra_plus", "greedy", False),
+    ],
 )
 def test_live_and_replayed_observations_are_the_same(traced, trees, arch, mode, stop):
     case = traced(arch, mode, stop)

@@ -11,23 +11,25 @@ from entmtp.decoding.sampling import Chooser
 from entmtp.errors import EntmtpError
 from entmtp.tree.topology import CompiledTree, Tree
 
-ARCHS, MODES = ("medusa", "hydra"), ("greedy", "sample")
+ARCHS, MODES = ("medusa", "hydra", "hydra_plus"), ("greedy", "sample")
 WIDTH, DEPTH = 16, 4
 
 
 @torch.inference_mode()
-def hidden_states(case, prompt) -> torch.Tensor:
-    """Row i chose text token i."""
+def hidden_states(case, prompt, prefix=None) -> torch.Tensor:
+    """Row i chose text token i. With a prefix layer: its outputs instead, by the plain module."""
     text = case.texts[prompt["id"]]
-    cache = case.target.new_cache(160)
-    return case.target.prefill(prompt["token_ids"] + text, cache)[len(prompt["token_ids"]) - 1 : -1]
+    hidden = case.target.prefill(prompt["token_ids"] + text, case.target.new_cache(160))
+    if prefix is not None:
+        hidden = prefix(inputs_embeds=hidden[None], use_cache=False).last_hidden_state[0]
+    return hidden[len(prompt["token_ids"]) - 1 : -1]
 
 
 @torch.inference_mode()
 def head_logits(case, heads, hidden, path: list[int]) -> torch.Tensor:
     """Draft logits of head len(path) after the token path, root first, with the plain module."""
     embeddings = [case.target.model.embed(torch.tensor([token])) for token in path]
-    features = heads.features(len(path), hidden[None], embeddings)
+    features = heads.features(len(path), hidden[None], embeddings)  # `hidden`: a row of hidden_states
     return F.linear(features, case.target.head_rows(heads.token_map.long()))[0]
 
 
@@ -38,7 +40,7 @@ def test_ranks_and_gaps_equal_the_straight_line(traced, tiny_heads, arch, mode):
     token_map = heads.token_map.tolist()
     inside = 0
     for prompt in case.prompts:
-        text, hidden = case.texts[prompt["id"]], hidden_states(case, prompt)
+        text, hidden = case.texts[prompt["id"]], hidden_states(case, prompt, heads.prefix)
         rows = case.frame[case.frame.prompt_id == prompt["id"]]
         assert rows.position.tolist() == list(range(len(text)))
         assert rows.token.tolist() == text
@@ -67,9 +69,11 @@ def test_ranks_are_places_in_the_trees_that_the_drafter_fills(traced, arch):
     case = traced(arch)
     found = [0] * (DEPTH + 1)
     for prompt in case.prompts:
-        text, hidden = case.texts[prompt["id"]], hidden_states(case, prompt)
+        ids, text = prompt["token_ids"], case.texts[prompt["id"]]
+        hidden = case.target.prefill(ids + text, case.target.new_cache(160))
         for i, row in enumerate(case.trace.prompts[case.prompts.index(prompt)].ranks.tolist()):
-            case.drafter.start(hidden[i : i + 1], text[i])
+            case.drafter.reset()
+            case.drafter.start(hidden[: len(ids) + i], text[i])
             for d in range(1, min(DEPTH, len(text) - 1 - i) + 1):
                 before = tuple(row[: d - 1])
                 if WIDTH in before:
@@ -94,6 +98,7 @@ def test_path_values_and_entropy_equal_the_straight_line(traced, tiny_heads, arc
     token_map = heads.token_map.tolist()
     for prompt, trace in zip(case.prompts, case.trace.prompts, strict=True):
         text, hidden = case.texts[prompt["id"]], hidden_states(case, prompt)
+        states = hidden_states(case, prompt, heads.prefix)
         with torch.inference_mode():
             base = case.target.model.logits(hidden).double().softmax(dim=-1)
         for i in range(0, len(text), 3):
@@ -102,7 +107,7 @@ def test_path_values_and_entropy_equal_the_straight_line(traced, tiny_heads, arc
             value, path = p.max(), [text[i]]
             assert trace.path_values[i, 0] == pytest.approx(value, rel=1e-4)
             for d in range(1, DEPTH + 1):  # complete at every position, at the text's end too
-                logits = head_logits(case, heads, hidden[i], path)
+                logits = head_logits(case, heads, states[i], path)
                 value *= float(logits.softmax(dim=-1).max())
                 path.append(token_map[int(logits.argmax())])
                 assert trace.path_values[i, d] == pytest.approx(value, rel=1e-3)

@@ -1,15 +1,28 @@
-"""Training features and the trainer: seeds, resuming, held-out prompts, the loss itself."""
+"""Training features and the trainer: seeds, resuming, held-out prompts, the loss itself, when it stops."""
 
 import hashlib
+from math import exp, log
 
 import pytest
 import torch
 
-from entmtp.config import HeadsConfig, TrainConfig
+from entmtp.config import CorpusConfig, HeadsConfig, TrainConfig
 from entmtp.errors import EntmtpError
-from entmtp.heads import features as features_module
-from entmtp.heads.features import Features, compute_features, draft_vocabulary, is_held_out, load_or_compute
+from entmtp.heads.features import (
+    Features,
+    compute_shard,
+    draft_vocabulary,
+    is_held_out,
+    read_shard,
+    top_k,
+    write_shard_features,
+)
+from entmtp.heads.held_out import HeldOut, fixed_tree
+from entmtp.heads.prefix import PrefixDecoder
 from entmtp.heads.train import HeadsTrainer
+
+KINDS = ["medusa", "hydra", "hydra_plus"]
+CORPUS = CorpusConfig(held_out=0.25, top_k=8)
 
 
 def texts(count: int = 30) -> list[dict]:
@@ -22,19 +35,22 @@ def texts(count: int = 30) -> list[dict]:
             start = int(torch.randint(10, 40, (1,), generator=generator))
             length = int(torch.randint(1, 16, (1,), generator=generator))
             tokens = [10 + (start + 7 * step) % 30 for step in range(length)]
-            rows.append({"key": f"{digest}/{sample}", "prompt_ids": [5, 6, start], "tokens": tokens})
+            task = "maths" if number % 3 else "chat"
+            rows.append({"key": f"{digest}/{sample}", "task": task, "prompt_ids": [5, 6, start], "tokens": tokens})
     return rows
 
 
-def make_config(arch: str = "hydra", **train) -> HeadsConfig:
-    options = {"draft_vocab": 24, "epochs": 2, "batch_positions": 40, "warmup": 3, "held_out": 0.25, "distill_top_k": 8,
-                   "checkpoint_every": 3, "learning_rate": 3e-3, "seed": 1} | train  # fmt: skip
-    return HeadsConfig(name="test", arch=arch, depth=3, blocks=1, width=8, source="train", train=TrainConfig(**options))
+def make_config(kind: str = "hydra", **train) -> HeadsConfig:
+    options = {"draft_vocab": 24, "epochs": 2, "batch_positions": 40, "warmup": 3, "checkpoint_every": 3,
+               "learning_rate": 3e-3, "seed": 1} | train  # fmt: skip
+    arch = "medusa" if kind == "medusa" else "hydra"
+    return HeadsConfig(name="test", arch=arch, depth=3, blocks=1, width=8, source="train",
+                       prefix=kind == "hydra_plus", train=TrainConfig(**options))  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def features(tiny) -> Features:
-    return compute_features(tiny, texts(), make_config().train)
+    return Features([compute_shard(tiny, texts(), CORPUS)])
 
 
 def weights(trainer: HeadsTrainer) -> dict[str, torch.Tensor]:
@@ -52,18 +68,54 @@ def without_seconds(history: list[dict]) -> list[dict]:
 
 def test_features_are_the_targets_own(tiny, features):
     rows = sorted(texts(), key=lambda row: row["key"])
-    assert [end - start for start, end, _ in features.texts] == [len(row["tokens"]) for row in rows]
+    assert [text.end - text.start for text in features.texts] == [len(row["tokens"]) for row in rows]
     with torch.inference_mode():
-        for row, (start, end, held) in list(zip(rows, features.texts, strict=True))[::7]:
-            assert features.tokens[start:end].tolist() == row["tokens"]
-            assert features.remaining[start:end].tolist() == list(range(end - start))[::-1]
-            assert held == is_held_out(row["key"], 0.25)
-            states = tiny.prefill(row["prompt_ids"] + row["tokens"], tiny.new_cache(64))
-            states = states[len(row["prompt_ids"]) - 1 : -1]  # row i chose token i
-            torch.testing.assert_close(features.hidden[start:end].float(), states, rtol=1e-2, atol=1e-2)
+        for row, text in list(zip(rows, features.texts, strict=True))[::7]:
+            assert text.task == row["task"]
+            assert features.tokens[text.start : text.end].tolist() == row["tokens"]
+            assert features.remaining[text.start : text.end].tolist() == list(range(text.end - text.start))[::-1]
+            assert text.held_out == is_held_out(row["key"], 0.25)
+            states = tiny.prefill(row["prompt_ids"] + row["tokens"], tiny.new_cache(64))[:-1]
+            torch.testing.assert_close(features.sequence(text).float(), states, rtol=1e-2, atol=1e-2)
+            states = states[len(row["prompt_ids"]) - 1 :]  # row i chose token i
+            index = torch.arange(text.start, text.end)
+            torch.testing.assert_close(features.hidden_at(index).float(), states, rtol=1e-2, atol=1e-2)
             logp = tiny.model.logits(states).log_softmax(dim=-1)
-            torch.testing.assert_close(features.top_logp[start:end], logp.topk(8).values, rtol=1e-4, atol=1e-4)
-            assert torch.equal(features.top_ids[start:end].long(), logp.topk(8).indices)
+            top = features.top_logp[text.start : text.end].float()
+            torch.testing.assert_close(top, logp.topk(8).values, rtol=2e-3, atol=2e-3)
+            assert torch.equal(features.top_ids[text.start : text.end].long(), logp.topk(8).indices)
+
+
+def test_several_shards_on_disk_are_one_corpus(tiny, features, tmp_path):
+    rows = sorted(texts(), key=lambda row: row["key"])  # in the order of one shard, so that positions agree
+    paths = [tmp_path / f"{number}.safetensors" for number in range(3)]
+    for path, part in zip(paths, (rows[:7], rows[7:8], rows[8:]), strict=True):
+        write_shard_features(compute_shard(tiny, part, CORPUS), path)
+    stored = Features.open(paths)
+    assert stored.texts == features.texts
+    for name in ("tokens", "remaining", "top_ids", "top_logp", "rows"):
+        assert torch.equal(getattr(stored, name), getattr(features, name))
+    index = torch.randperm(len(features.tokens), generator=torch.Generator().manual_seed(2))[:50]
+    assert torch.equal(stored.hidden_at(index), features.hidden_at(index))
+    for number in (0, 6, 7, 8, 40):
+        assert torch.equal(stored.sequence(stored.texts[number]), features.sequence(features.texts[number]))
+
+
+def test_a_damaged_shard_is_one_clear_error(tiny, tmp_path):
+    path = tmp_path / "000.safetensors"
+    write_shard_features(compute_shard(tiny, texts(2), CORPUS), path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(EntmtpError, match=r"000\.safetensors: not a file of training features"):
+        read_shard(path)
+
+
+@pytest.mark.parametrize(("size", "k"), [(4, 2), (64, 8), (1000, 3), (4096, 16), (1027, 16)])
+def test_top_k_of_a_large_vocabulary(size, k):
+    logits = torch.randn(9, size, generator=torch.Generator().manual_seed(0))
+    values, ids = top_k(logits, k, chunk=16)
+    expected = logits.topk(k)
+    assert torch.equal(values, expected.values)
+    assert torch.equal(ids, expected.indices)
 
 
 def test_held_out_prompts_are_never_trained_on(tiny, features, tmp_path, monkeypatch):
@@ -76,39 +128,48 @@ def test_held_out_prompts_are_never_trained_on(tiny, features, tmp_path, monkeyp
     rows = sorted(texts(), key=lambda row: row["key"])
     held_prompts = {row["key"].split("/")[0] for row in rows if is_held_out(row["key"], 0.25)}
     assert 2 < len(held_prompts) < 15
-    for row, (start, end, held) in zip(rows, features.texts, strict=True):
-        assert held == (row["key"].split("/")[0] in held_prompts)  # all texts of a prompt on one side
-        inside = bool(((used >= start) & (used < end)).any())
-        assert not (held and inside)
-    held_positions = sum(end - start - 1 for start, end, held in features.texts if held)
-    assert history[-1]["positions"] == len(trainer.held) == held_positions
-    assert not set(used.tolist()) & set(trainer.held.tolist())
+    for row, text in zip(rows, features.texts, strict=True):
+        assert text.held_out == (row["key"].split("/")[0] in held_prompts)  # all texts of a prompt on one side
+        inside = bool(((used >= text.start) & (used < text.end)).any())
+        assert not (text.held_out and inside)
+    held = [text for text in features.texts if text.held_out and text.end - text.start > 1]
+    assert history[-1]["positions"] == sum(text.end - text.start for text in held)
 
 
-def test_stored_features_serve_the_same_texts_only(tiny, features, tmp_path, monkeypatch):
-    path, config = tmp_path / "features.safetensors", make_config().train
-    rows = texts()
-    first = load_or_compute(tiny, rows, config, path)
-    computed = []
-    original = features_module.compute_features
-    monkeypatch.setattr(features_module, "compute_features", lambda *a: computed.append(a) or original(*a))
-    stored = load_or_compute(tiny, rows[::-1], config, path)
-    assert computed == []
-    assert stored.texts == first.texts == features.texts
-    for name in ("hidden", "tokens", "remaining", "top_ids", "top_logp"):
-        assert torch.equal(getattr(stored, name), getattr(features, name))
-        assert getattr(stored, name).dtype == getattr(features, name).dtype
-    assert (
-        HeadsTrainer(tiny, stored, make_config()).index.tolist()
-        == HeadsTrainer(tiny, features, make_config()).index.tolist()
-    )
-    other = [rows[0] | {"tokens": [*rows[0]["tokens"], 9]}, *rows[1:]]
-    assert len(load_or_compute(tiny, other, config, path).tokens) == len(first.tokens) + 1
-    assert len(computed) == 1
-    # the same answers to another prompt (another chat template, say) have other hidden states
-    moved = [row | {"prompt_ids": [7, *row["prompt_ids"]]} for row in rows]
-    load_or_compute(tiny, rows, config, path)
-    assert not torch.equal(load_or_compute(tiny, moved, config, path).hidden, first.hidden)
+def test_a_prefix_layer_trains_on_whole_training_texts(tiny, features):
+    trainer = HeadsTrainer(tiny, features, make_config("hydra_plus"))
+    batches = trainer.batches(0)
+    assert torch.equal(torch.cat(batches).sort().values, trainer.texts)
+    assert not any(features.texts[n].held_out for n in trainer.texts.tolist())
+    assert not torch.equal(torch.cat(batches), torch.cat(trainer.batches(1)))
+
+
+def test_training_states_are_those_of_decoding(tiny, features):
+    """Batched, padded, in bfloat16: yet each position's state is what the decoder's own prefix cache gives."""
+    trainer = HeadsTrainer(tiny, features, make_config("hydra_plus"))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in trainer.heads.prefix.parameters():
+            parameter += torch.randn(parameter.shape, generator=generator) * 0.1
+    chosen = trainer.texts[3:9]
+    with torch.inference_mode():
+        index, states = trainer.text_states(chosen)
+        assert torch.equal(index, features.positions(chosen))
+        decoder = PrefixDecoder(trainer.heads.prefix, torch.float32, "cpu")
+        expected = []
+        for n in chosen.tolist():
+            text = features.texts[n]
+            expected.append(decoder.states(features.sequence(text).float())[text.prompt_rows : -1])
+    torch.testing.assert_close(states.float(), torch.cat(expected), rtol=3e-2, atol=6e-2)
+
+
+def test_the_prefix_layer_learns(tiny, features):
+    trainer = HeadsTrainer(tiny, features, make_config("hydra_plus"))
+    before = {name: value.clone() for name, value in trainer.heads.prefix.named_parameters()}
+    for batch in trainer.batches(0)[:3]:
+        trainer._update(batch)
+    for name, value in trainer.heads.prefix.named_parameters():
+        assert not torch.equal(value, before[name]), name
 
 
 def test_share_of_held_out_prompts():
@@ -117,7 +178,7 @@ def test_share_of_held_out_prompts():
     assert not any(is_held_out(key, 0.0) for key in keys)
 
 
-@pytest.mark.parametrize("arch", ["medusa", "hydra"])
+@pytest.mark.parametrize("arch", KINDS)
 def test_same_seed_same_weights(tiny, features, tmp_path, arch):
     def train(name: str, **options) -> dict:
         trainer = HeadsTrainer(tiny, features, make_config(arch, epochs=1, **options))
@@ -134,7 +195,7 @@ class Stopped(Exception):
     pass
 
 
-@pytest.mark.parametrize("arch", ["medusa", "hydra"])
+@pytest.mark.parametrize("arch", KINDS)
 @pytest.mark.parametrize("stops", [[4], [8, 2, 5]])
 def test_resumed_training_is_bit_identical(tiny, features, tmp_path, monkeypatch, arch, stops):
     """Stopped in the middle of an epoch, between two checkpoints, and more than once."""
@@ -187,16 +248,19 @@ def test_a_checkpoint_of_another_configuration_is_not_resumed(tiny, features, tm
     assert_identical(weights(resumed), weights(fresh))
 
 
-@pytest.mark.parametrize("arch", ["medusa", "hydra"])
+@pytest.mark.parametrize("arch", KINDS)
 def test_training_learns(tiny, features, tmp_path, arch):
-    trainer = HeadsTrainer(tiny, features, make_config(arch, epochs=12))
+    trainer = HeadsTrainer(tiny, features, make_config(arch, epochs=12, patience=12))
+    everything = trainer.texts if arch == "hydra_plus" else trainer.index
     with torch.no_grad():
-        before = float(trainer.loss(trainer.index))
+        before = float(trainer.loss(everything))
     history = trainer.run(tmp_path / "c.pt")
     with torch.no_grad():
-        after = float(trainer.loss(trainer.index))
+        after = float(trainer.loss(everything))
     assert after < 0.8 * before
     assert sum(history[-1]["top1"]) > sum(history[0]["top1"])
+    assert set(history[-1]["num_accepted"]) == {"maths", "chat"}
+    assert history[-1]["accept_length"] > history[0]["accept_length"]
     assert all(t5 >= t1 for t1, t5 in zip(history[-1]["top1"], history[-1]["top5"], strict=True))
 
 
@@ -219,13 +283,15 @@ def test_loss_is_the_straight_line(tiny, features, weight):
                 if features.remaining[t] < depth:
                     continue
                 embeddings = [table[features.tokens[t + d]][None] for d in range(depth)]
-                x = trainer.heads.features(depth, features.hidden[t : t + 1].float(), embeddings)
+                x = trainer.heads.features(depth, features.hidden_at(torch.tensor([t])).float(), embeddings)
                 logp = (x @ tiny.head_rows(torch.tensor(token_map)).T)[0].log_softmax(dim=-1)
                 true = int(features.tokens[t + depth])
                 if true in token_map:
                     hard.append(-float(logp[token_map.index(true)]))
                 top = zip(
-                    features.top_ids[t + depth].tolist(), features.top_logp[t + depth].exp().tolist(), strict=True
+                    features.top_ids[t + depth].tolist(),
+                    features.top_logp[t + depth].float().exp().tolist(),
+                    strict=True,
                 )
                 pairs = [(token_map.index(token), p) for token, p in top if token in token_map]
                 total = sum(p for _, p in pairs)
@@ -251,17 +317,119 @@ def test_a_diverging_loss_stops_the_job(tiny, features, tmp_path, monkeypatch):
 
 
 def test_no_text_to_train_on_is_refused(tiny):
-    rows = [{"key": "0" * 16 + "/0", "prompt_ids": [5], "tokens": [6, 7, 8]}]  # its prompt is held out
-    config = make_config()
+    rows = [{"key": "0" * 16 + "/0", "task": "t", "prompt_ids": [5], "tokens": [6, 7, 8]}]  # its prompt is held out
     with pytest.raises(EntmtpError, match="no position to train on"):
-        HeadsTrainer(tiny, compute_features(tiny, rows, config.train), config)
+        HeadsTrainer(tiny, Features([compute_shard(tiny, rows, CORPUS)]), make_config())
+
+
+def shard(texts: list[tuple[list[int], bool]]) -> dict:
+    tokens = torch.tensor([token for text, _ in texts for token in text], dtype=torch.int32)
+    empty = torch.zeros(len(tokens), 1)
+    return {"hidden": empty, "tokens": tokens, "top_ids": empty, "top_logp": empty,
+            "texts": [("t", held, 0, len(text)) for text, held in texts]}  # fmt: skip
 
 
 def test_draft_vocabulary_counts_training_texts_only_and_breaks_ties_by_id():
-    tokens = torch.tensor([7, 7, 7, 2, 2, 9, 9, 4, 1, 1, 1, 1, 1])
-    held = torch.zeros(13, 1)
-    features = Features(held, tokens, held, held, held, [(0, 5, False), (5, 8, False), (8, 13, True)])
+    parts = [([7, 7, 7, 2, 2], False), ([9, 9, 4], False), ([1, 1, 1, 1, 1], True)]
+    features = Features([shard(parts)])
     assert draft_vocabulary(features, 4, 12).tolist() == [7, 2, 9, 4]
     # tokens that never occur come last, by id; the held-out text's token 1 is one of them
     assert draft_vocabulary(features, 7, 12).tolist() == [7, 2, 9, 4, 0, 1, 3]
     assert sorted(draft_vocabulary(features, 99, 12).tolist()) == list(range(12))
+
+
+def test_the_fixed_tree():
+    assert fixed_tree(4).num_nodes == 16
+    assert fixed_tree(2).depth == 2
+    assert set(fixed_tree(2).paths) < set(fixed_tree(4).paths)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_held_out_figures_are_the_straight_line(tiny, features, kind):
+    """Rank by rank with the plain module in float32, then a walk over each text."""
+    trainer = HeadsTrainer(tiny, features, make_config(kind))
+    with torch.no_grad():
+        for parameter in trainer.heads.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    held = HeldOut(features, trainer.config)
+    token_map = trainer.heads.token_map.tolist()
+    table = tiny.model.embed(torch.arange(tiny.vocab_size))
+    projection = tiny.head_rows(torch.tensor(token_map))
+    tree = set(fixed_tree(3).paths)
+    got, at, doubtful = held.ranks(trainer), 0, 0
+    with torch.inference_mode():
+        for n in held.texts.tolist():
+            text = features.texts[n]
+            states = features.sequence(text).float()
+            if trainer.heads.prefix is not None:
+                states = PrefixDecoder(trainer.heads.prefix, torch.float32, "cpu").states(states)
+            states = states[text.prompt_rows :]
+            for i in range(text.end - text.start):
+                for depth in range(1, 4):
+                    rank = int(got[at + i, depth - 1])
+                    if i + depth >= text.end - text.start:
+                        assert rank == 8
+                        continue
+                    true = int(features.tokens[text.start + i + depth])
+                    if true not in token_map:
+                        assert rank == 8
+                        continue
+                    path = [table[features.tokens[text.start + i + d]][None] for d in range(depth)]
+                    logits = (trainer.heads.features(depth, states[i : i + 1], path) @ projection.T)[0]
+                    own = float(logits[token_map.index(true)])
+                    expected = min(int((logits > own).sum()), 8)
+                    near = int(((logits - own).abs() < 0.05 * float(logits.std())).sum()) - 1  # bfloat16 may swap these
+                    assert abs(rank - expected) <= near
+                    doubtful += rank != expected
+            at += text.end - text.start
+    assert at == len(got)
+    assert doubtful < 0.2 * got.numel()
+    figures = held.figures(trainer)
+    accepted, steps, at = {"maths": 0, "chat": 0}, {"maths": 0, "chat": 0}, 0
+    for n in held.texts.tolist():
+        text = features.texts[n]
+        i = 0
+        while i < text.end - text.start - 1:
+            path = tuple(got[at + i].tolist())
+            count = max((d for d in range(1, 4) if path[:d] in tree), default=0)
+            accepted[text.task] += count
+            steps[text.task] += 1
+            i += count + 1
+        at += text.end - text.start
+    expected = {task: accepted[task] / steps[task] for task in accepted}
+    assert figures["num_accepted"] == pytest.approx(expected, abs=1e-4)
+    mean = exp(sum(log(1 + value) for value in expected.values()) / 2)
+    assert figures["accept_length"] == pytest.approx(mean, abs=1e-4)
+
+
+def test_held_out_texts_end_at_the_budget(features):
+    few = HeldOut(features, make_config(eval_positions=30))
+    sizes = [features.texts[n].end - features.texts[n].start for n in few.texts.tolist()]
+    assert 0 < sum(sizes) <= 30
+    assert len(HeldOut(features, make_config()).texts) > len(few.texts)
+
+
+def scripted(trainer: HeadsTrainer, lengths: list[float]) -> list[dict]:
+    """Weights of each epoch's end; the held-out figures are given."""
+    seen, given = [], iter(lengths)
+
+    class Given:
+        @staticmethod
+        def figures(of: HeadsTrainer) -> dict:
+            seen.append(weights(of))
+            return {"accept_length": next(given)}
+
+    trainer.held = Given()
+    return seen
+
+
+def test_the_best_epoch_is_kept_and_training_stops_when_nothing_improves(tiny, features, tmp_path):
+    trainer = HeadsTrainer(tiny, features, make_config(epochs=9, patience=2))
+    seen = scripted(trainer, [1.2, 1.5, 1.4, 1.5, 2.0])
+    history = trainer.run(tmp_path / "c.pt")
+    assert [row["epoch"] for row in history] == [1, 2, 3, 4]  # equal is not better
+    assert_identical(weights(trainer), seen[1])
+    again = HeadsTrainer(tiny, features, make_config(epochs=9, patience=2))
+    scripted(again, [])
+    assert again.run(tmp_path / "c.pt") == history  # stopped stays stopped
+    assert_identical(weights(again), seen[1])

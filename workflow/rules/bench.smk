@@ -3,7 +3,7 @@ ARMS = {name: policy.heads for name, policy in POLICY_CFG.items()}
 BENCH = dict(
     run=lambda wildcards: RUN,
     arms=ARMS,
-    kinds={kind: to_plain(HEADS_CFG[kind]) for kind in USED},
+    kinds={kind: heads_block(kind) for kind in USED},
     heads_folders=lambda wildcards: {kind: str(Path(heads_config(kind)).parent) for kind in USED},
 )
 BANKS = f"{RUN}/trees/{{heads}}/{{task}}/bank.json"

@@ -13,9 +13,10 @@ KINDS_OF_POLICY = ("ar", "static")
 def composed():
     overrides = [f"experiment={config.get('experiment', 'quick')}", *str(config.get("overrides", "")).split()]
     cfg = compose(overrides)
-    tasks = {task: compose_task(cfg, overrides, task).task for task in cfg.tasks}
+    tasks = {task: compose_task(cfg, overrides, task).task for task in [*cfg.tasks, *cfg.heads_tasks]}
     policies = {name: compose([*overrides, f"policy={name}"]).policy for name in cfg.policies}
-    kinds = sorted({policy.heads for policy in policies.values() if policy.heads} | {cfg.heads.name})
+    used = {policy.heads for policy in policies.values() if policy.heads}
+    kinds = sorted(used | {cfg.heads.name} | set(cfg.heads_trained))
     heads = {kind: compose_heads(cfg, overrides, kind) for kind in kinds}
     return cfg, tasks, policies, heads
 
@@ -26,7 +27,7 @@ try:
 except EntmtpError as error:
     sys.exit(f"error: {error}")
 
-TASKS, POLICIES = list(TASK_CFG), list(POLICY_CFG)
+TASKS, POLICIES = list(CFG.tasks), list(POLICY_CFG)
 RUN = str(run_folder(CFG))
 LOGS = f"logs/{CFG.experiment}"
 MODEL = str(
@@ -45,6 +46,7 @@ FIGURES = [
     "tree_choice",
     "scheduler_overhead",
 ]
+SHARDS = [f"{shard:03d}" for shard in range(CFG.corpus.shards)]
 TABLES = ["speed", "perplexity", "trees"]
 
 
@@ -52,6 +54,7 @@ wildcard_constraints:
     task="[A-Za-z0-9_]+",
     heads="[A-Za-z0-9_]+",
     policy="[A-Za-z0-9_]+",
+    shard="[0-9]{3}",
 
 
 def base():
@@ -63,6 +66,19 @@ def base():
 def heads_config(kind):
     """Path of the native format's config.json of one kind of heads."""
     return str(heads_folder(HEADS_CFG[kind], CFG.target.name, CFG.resources, RUN) / "config.json")
+
+
+def heads_block(kind):
+    """What a rule needs to know to use heads: how they were trained is no reason to run it again."""
+    return {key: value for key, value in to_plain(HEADS_CFG[kind]).items() if key != "train"}
+
+
+def heads_command():
+    """What repeats the training, for the heads' card."""
+    said = [f"experiment={CFG.experiment}"]
+    if config.get("overrides"):
+        said.append(f'overrides="{config["overrides"]}"')
+    return f"snakemake heads --cores all --config {' '.join(said)}"
 
 
 def block(**parts):

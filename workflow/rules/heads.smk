@@ -1,9 +1,78 @@
-# Draft heads. Shipped heads need no rule; `snakemake heads` trains the configured kinds into the run folder.
+# Draft heads: made (shipped ones need no rule), and judged by `snakemake heads` on prompts that nothing learned from.
+# `overrides="heads.source=train"` trains the configured kinds into the run folder first.
+JUDGED = f"{RUN}/heads/eval"
 
 
 rule heads:
     input:
-        expand(f"{RUN}/heads/{{heads}}/config.json", heads=CFG.heads_trained),
+        f"{RUN}/heads.json",
+
+
+rule heads_eval_texts:
+    input:
+        target=MODEL,
+        prompts=f"{RUN}/prompts/{{task}}.jsonl",
+    output:
+        texts=f"{JUDGED}/{{task}}.texts.parquet",
+    log:
+        f"{LOGS}/heads/eval_texts_{{task}}.log",
+    conda:
+        "../../environment.yml"
+    threads: workflow.cores
+    params:
+        **base(),
+        decoding=PLAIN["decoding"],
+    script:
+        "../scripts/heads_eval_texts.py"
+
+
+rule heads_eval:
+    input:
+        target=MODEL,
+        prompts=f"{RUN}/prompts/{{task}}.jsonl",
+        texts=f"{JUDGED}/{{task}}.texts.parquet",
+        heads=lambda wildcards: heads_config(wildcards.heads),
+        traces=f"{RUN}/traces/{{heads}}/{{task}}.calib.parquet",
+        recalibrated=f"{RUN}/trees/{{heads}}/{{task}}/recalibrated.json",
+        latency=f"{RUN}/latency/{{heads}}.json",
+    output:
+        rows=f"{JUDGED}/{{heads}}/{{task}}.json",
+    log:
+        f"{LOGS}/heads/eval_{{heads}}_{{task}}.log",
+    conda:
+        "../../environment.yml"
+    threads: workflow.cores
+    resources:
+        device=1,
+    params:
+        **base(),
+        kind="{heads}",
+        task="{task}",
+        decoding=PLAIN["decoding"],
+        bench={key: PLAIN["bench"][key] for key in ("tie_margin", "bootstrap")},
+        heads=lambda wildcards: heads_block(wildcards.heads),
+        seed=CFG.seed,
+        repeats=CFG.latency.repeats,
+        live_prompts=CFG.heads_live_prompts,
+    script:
+        "../scripts/heads_eval.py"
+
+
+rule heads_report:
+    input:
+        rows=expand(f"{JUDGED}/{{heads}}/{{task}}.json", heads=CFG.heads_trained, task=CFG.heads_tasks),
+    output:
+        report=f"{RUN}/heads.json",
+    log:
+        f"{LOGS}/heads/report.log",
+    conda:
+        "../../environment.yml"
+    params:
+        size=16,
+        block={**PLAIN["target"], "dtype": CFG.dtype, "device": CFG.device},
+        threads=CFG.threads,
+    script:
+        "../scripts/heads_report.py"
 
 
 if CFG.heads.source == "random":
@@ -42,20 +111,58 @@ elif CFG.heads.source == "hub":
 
 else:
 
+    rule heads_text:
+        input:
+            target=MODEL,
+            prompts=expand(f"{RUN}/prompts/{{task}}.jsonl", task=TASKS),
+        output:
+            text=f"{RUN}/heads/text/{{shard}}.jsonl",
+        log:
+            f"{LOGS}/heads/text_{{shard}}.log",
+        conda:
+            "../../environment.yml"
+        threads: workflow.cores
+        params:
+            **{**base(), "dtype": CFG.corpus.dtype},
+            corpus=PLAIN["corpus"],
+            shard=lambda wildcards: int(wildcards.shard),
+        script:
+            "../scripts/heads_text.py"
+
+    rule heads_features:
+        input:
+            target=MODEL,
+            text=f"{RUN}/heads/text/{{shard}}.jsonl",
+        output:
+            features=f"{RUN}/heads/features/{{shard}}.safetensors",
+        log:
+            f"{LOGS}/heads/features_{{shard}}.log",
+        conda:
+            "../../environment.yml"
+        threads: workflow.cores
+        params:
+            **{**base(), "dtype": CFG.corpus.dtype},
+            corpus={key: PLAIN["corpus"][key] for key in ("top_k", "held_out")},
+        script:
+            "../scripts/heads_features.py"
+
     rule train_heads:
         input:
             target=MODEL,
             prompts=expand(f"{RUN}/prompts/{{task}}.jsonl", task=TASKS),
+            texts=expand(f"{RUN}/heads/text/{{shard}}.jsonl", shard=SHARDS),
+            features=expand(f"{RUN}/heads/features/{{shard}}.safetensors", shard=SHARDS),
         output:
             heads=f"{RUN}/heads/{{heads}}/config.json",
         log:
             f"{LOGS}/heads/{{heads}}.log",
         conda:
             "../../environment.yml"
-        # one at a time: all kinds share the generated text and its journal
         threads: workflow.cores
         params:
-            **{**base(), "dtype": CFG.heads.train.text_dtype},
+            **{**base(), "dtype": CFG.corpus.dtype},
             heads=lambda wildcards: to_plain(HEADS_CFG[wildcards.heads]),
+            corpus=PLAIN["corpus"],
+            command=heads_command(),
         script:
             "../scripts/train_heads.py"

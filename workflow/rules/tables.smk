@@ -18,7 +18,7 @@ rule summary:
         tasks=TASKS,
         policies=POLICIES,
         bench=PLAIN["bench"],
-        tasks_config={task: to_plain(cfg) for task, cfg in TASK_CFG.items()},
+        tasks_config={task: to_plain(TASK_CFG[task]) for task in TASKS},
         # presentation and tracking do not change a result, so that they do not rerun this either
         config={key: value for key, value in PLAIN.items() if key not in ("plot", "tracking", "sweep")},
         threads=CFG.threads,
@@ -35,9 +35,9 @@ rule resolved_config:
         "../../environment.yml"
     params:
         config=PLAIN,
-        tasks_config={task: to_plain(cfg) for task, cfg in TASK_CFG.items()},
+        tasks_config={task: to_plain(TASK_CFG[task]) for task in TASKS},
         policies_config={name: to_plain(cfg) for name, cfg in POLICY_CFG.items()},
-        heads_config={kind: to_plain(cfg) for kind, cfg in HEADS_CFG.items()},
+        heads_config={kind: to_plain(HEADS_CFG[kind]) for kind in USED},
         threads=CFG.threads,
     script:
         "../scripts/resolved_config.py"

@@ -35,6 +35,6 @@ rule traces:
         **base(),
         decoding=PLAIN["decoding"],
         bench={"tie_margin": PLAIN["bench"]["tie_margin"]},
-        heads=lambda wildcards: to_plain(HEADS_CFG[wildcards.heads]),
+        heads=lambda wildcards: heads_block(wildcards.heads),
     script:
         "../scripts/traces.py"

@@ -20,7 +20,7 @@ rule frontier:
         **base(),
         search=PLAIN["search"],
         decoding=PLAIN["decoding"],
-        heads=lambda wildcards: to_plain(HEADS_CFG[wildcards.heads]),
+        heads=lambda wildcards: heads_block(wildcards.heads),
     script:
         "../scripts/frontier.py"
 
@@ -62,7 +62,7 @@ rule latency:
         **base(),
         latency=PLAIN["latency"],
         decoding=PLAIN["decoding"],
-        heads=lambda wildcards: to_plain(HEADS_CFG[wildcards.heads]),
+        heads=lambda wildcards: heads_block(wildcards.heads),
     script:
         "../scripts/latency.py"
 
@@ -88,7 +88,7 @@ rule throughput:
         **base(),
         bank=PLAIN["bank"],
         decoding=PLAIN["decoding"],
-        heads=lambda wildcards: to_plain(HEADS_CFG[wildcards.heads]),
+        heads=lambda wildcards: heads_block(wildcards.heads),
         task="{task}",
         kind="{heads}",
         seed=CFG.seed,

@@ -1,3 +1,3 @@
-from entmtp.stages import offline, run_rule
+from entmtp.stages import heads, run_rule
 
-run_rule(snakemake, offline.convert_heads)  # noqa: F821
+run_rule(snakemake, heads.convert_heads)  # noqa: F821

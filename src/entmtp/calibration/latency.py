@@ -90,7 +90,7 @@ def measure_latency(decoder: Decoder, config: LatencyConfig, prompt: list[int], 
         cells = ", ".join(f"{n}: {ms:.1f} ms" for n, ms in zip(config.sizes, forward[row], strict=True))
         print(f"latency: context {context}: {cells}", flush=True)
     cache.reset()
-    hidden = target.prefill(prompt, cache)[-1:]
+    hidden = target.prefill(prompt, cache)[-1:]  # any row will do: a prefix layer's cost is part of the live overhead
     propose = [
         [_median_ms(lambda: _propose(drafter, depth, rows, hidden), config.repeats) for rows in config.widths]  # noqa: B023
         for depth in range(1, drafter.depth + 1)
@@ -116,6 +116,7 @@ def _chain_of(target, n: int, decoder: Decoder) -> CompiledTree:
 
 def _propose(drafter, depth: int, rows: int, hidden: torch.Tensor) -> None:
     if drafter.arch == "medusa":
+        drafter.reset()
         drafter.start(hidden, 0)
         return
     paths = torch.zeros(rows, depth, dtype=torch.long, device=hidden.device)

@@ -23,7 +23,7 @@ def calibration_texts(target, prompts: list[dict], decoding: DecodingConfig) -> 
     if isinstance(target.model, FusedLlama):
         batch = BatchDecoder(target.model, min(BATCH, len(prompts)), longest + decoding.max_new_tokens,
                              target.stop_ids, decoding.max_new_tokens)  # fmt: skip
-        source = (Sequence(p["id"], p["token_ids"], make_chooser(target, decoding, p["id"]), []) for p in prompts)
+        source = (Sequence(p["id"], p["token_ids"], [], make_chooser(target, decoding, p["id"])) for p in prompts)
         for sequence in batch.run(source):
             made[sequence.key] = sequence.tokens
             print(f"text {len(made)}/{len(prompts)} ({sequence.key}): {len(sequence.tokens)} tokens", flush=True)

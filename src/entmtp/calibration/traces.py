@@ -27,7 +27,9 @@ def trace_text(target, drafter: Drafter, cache, prompt_id: str, prompt: list[int
         raise EntmtpError(f"{prompt_id}: empty continuation")
     n, depth, width = len(text), drafter.depth, drafter.width
     cache.reset()
-    hidden = target.prefill(prompt + text[:-1], cache)[len(prompt) - 1 :]  # [n, H]; row i chose text[i]
+    everything = target.prefill(prompt + text[:-1], cache)
+    hidden = everything[len(prompt) - 1 :]  # [n, H]; row i chose text[i]
+    states = drafter.states(everything)[len(prompt) - 1 :]  # [n, H]: what the heads start from
     tokens = torch.tensor(text, device=target.device)
     logits = target.model.logits(hidden)
     scores = chooser.scores(logits, list(range(len(prompt), len(prompt) + n))).float()
@@ -39,12 +41,12 @@ def trace_text(target, drafter: Drafter, cache, prompt_id: str, prompt: list[int
     ranks = torch.full((n, depth), width, dtype=torch.long, device=target.device)
     gaps = torch.full((n, depth), float("inf"), device=target.device)
     for d in range(1, depth + 1):
-        head = drafter.path_logits(d, hidden, greedy)
+        head = drafter.path_logits(d, states, greedy)
         values.append(values[-1] * top1_prob(head))
         greedy = torch.cat([greedy, drafter.token_map[drafter.candidates(head)[:, :1]]], dim=-1)
         if n > d:
             paths = torch.stack([tokens[k : n - d + k] for k in range(d)], dim=-1)
-            head = drafter.path_logits(d, hidden[: n - d], paths)
+            head = drafter.path_logits(d, states[: n - d], paths)
             ranks[: n - d, d - 1], gaps[: n - d, d - 1] = _ranks(drafter, head, tokens[d:])
     path_values = torch.stack(values, dim=-1)
     return [

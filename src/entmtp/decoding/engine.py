@@ -63,6 +63,8 @@ class Decoder:
     def __init__(self, target, drafter: Drafter | None, capacity: int):
         self.target, self.drafter, self.capacity = target, drafter, capacity
         self.cache = target.new_cache(capacity)
+        if drafter is not None:
+            drafter.reserve(capacity)
         self.compiled: dict[Tree, CompiledTree] = {}
 
     @staticmethod
@@ -140,8 +142,10 @@ class Decoder:
         chooser = make_chooser(target, decoding, prompt_id)
         policy.reset()
         cache.reset()
-        hidden = target.prefill(prompt, cache)[-1:]
-        logits = target.model.logits(hidden)
+        if self.drafter is not None:
+            self.drafter.reset()
+        hidden = target.prefill(prompt, cache)  # from here on: the rows committed since the drafter last looked
+        logits = target.model.logits(hidden[-1:])
         root = chooser(logits, [len(prompt)])[0]
         yield None
         count = 0
@@ -151,7 +155,7 @@ class Decoder:
                 return
             begin = time.perf_counter()
             signal, index, tree, scheduler, switch = self._schedule(policy, trees, hidden, logits, root)
-            nodes, tokens, hidden, logits, root = self._verify(tree, hidden, root, chooser, decoding)
+            nodes, tokens, hidden, logits, root = self._verify(tree, root, chooser, decoding)
             committed = _cut([tokens[node] for node in nodes], stop, budget - count)
             count += len(committed)
             seconds = time.perf_counter() - begin
@@ -185,11 +189,11 @@ class Decoder:
         value = float(top1_prob(logits))
         return value * prod(self.drafter.greedy_probs(depth).tolist()) if depth else value
 
-    def _verify(self, tree: CompiledTree, hidden: Tensor, root: int, chooser: Chooser, decoding: DecodingConfig):
+    def _verify(self, tree: CompiledTree, root: int, chooser: Chooser, decoding: DecodingConfig):
         """Draft, one target forward, acceptance, commit.
 
-        Returns accepted nodes, all tokens, the hidden state [1, H] and logits [1, V] after the last accepted node,
-        and the next root.
+        Returns accepted nodes, all tokens, the hidden states [k, H] that the drafter needs of the accepted nodes (the
+        last one, or all of them), the logits [1, V] after the last accepted node, and the next root.
         """
         target, cache = self.target, self.cache
         if tree.n == 1:
@@ -211,8 +215,9 @@ class Decoder:
             nodes = accept_exact(tree.tree, tokens, choices)
             root = choices[nodes[-1]]
         cache.commit(nodes)
-        last = nodes[-1]
-        return nodes, tokens, all_hidden[last : last + 1], all_logits[last : last + 1], root
+        last = slice(nodes[-1], nodes[-1] + 1)
+        history = self.drafter is not None and self.drafter.history and len(nodes) > 1
+        return nodes, tokens, all_hidden[nodes if history else last], all_logits[last], root
 
 
 def make_chooser(target, decoding: DecodingConfig, prompt_id: str) -> Chooser:

@@ -6,6 +6,7 @@ tensors decide depth and blocks, not its config, which is known to be wrong (Med
 
 import pickle
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -14,7 +15,10 @@ from torch import Tensor
 from entmtp.config import HeadsConfig
 from entmtp.errors import EntmtpError
 from entmtp.heads.model import DraftHeads, HeadsFormat, save_heads
+from entmtp.heads.prefix import prefix_like
 
+PREFIX = "prefix_embeding_layer."  # sic
+UNREAD = (f"{PREFIX}embed_tokens.weight", "input_embed_fn.weight")
 FILES = {"medusa": "medusa_lm_head.pt", "hydra": "hydra_lm_head.pt"}
 
 
@@ -56,21 +60,23 @@ def convert_published(config: HeadsConfig, target, folder: Path) -> None:
     depth = 1 + max(int(key.split(".")[1]) for key in renamed if key.startswith("projections."))
     if config.depth > depth:
         raise EntmtpError(f"{path}: holds {depth} heads, heads.depth={config.depth} asks for more")
-    renamed = {key: value for key, value in renamed.items() if int(key.split(".")[1]) < config.depth}
-    projection = renamed["projections.0.weight"]
+    kept = {key: value for key, value in renamed.items() if _head_of(key) < config.depth}
+    projection = kept["projections.0.weight"]
     if tuple(projection.shape) != (target.vocab_size, target.hidden_size):
         raise EntmtpError(
             f"{path}: its vocabulary projection is {tuple(projection.shape)}, the target needs "
             f"({target.vocab_size}, {target.hidden_size}): these heads are for another target"
         )
-    blocks = len({key.split(".")[2] for key in renamed if key.startswith("blocks.0.")})
+    blocks = len({key.split(".")[2] for key in kept if key.startswith("blocks.0.")})
+    prefix = asdict(prefix_like(target.config)) if any(key.startswith("prefix.") for key in kept) else None
     heads = DraftHeads(
         HeadsFormat(config.arch, config.depth, blocks, target.hidden_size, target.vocab_size, target.fingerprint,
-                    first="residual", projection="own", projection_bias="projections.0.bias" in renamed),
+                    first="residual", projection="own", projection_bias="projections.0.bias" in kept,
+                    prefix=prefix),
         torch.arange(target.vocab_size),
     )  # fmt: skip
     try:
-        heads.load_state_dict({**{k: v.float() for k, v in renamed.items()}, "token_map": heads.token_map})
+        heads.load_state_dict({**{k: v.float() for k, v in kept.items()}, "token_map": heads.token_map})
     except RuntimeError as error:
         raise EntmtpError(f"{path}: tensors do not fit {config.arch} heads ({error})") from error
     save_heads(heads, folder)
@@ -92,23 +98,38 @@ def _medusa(state: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
 
 
 def _hydra(state: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """arch `mlp`: `hydra_mlp.{k}.{i}.*`, block 0 widens and has a `res_connection`; `hydra_lm_head.{k}.*`."""
-    if any(key.startswith("prefix_embeding_layer") for key in state):  # sic
-        raise EntmtpError(f"{path}: arch prefix-mlp (Hydra++, with a prefix attention layer) is not supported yet; "
-                          "use an arch mlp checkpoint")  # fmt: skip
+    """arch `mlp`: `hydra_mlp.{k}.{i}.*`, block 0 widens and has a `res_connection`; `hydra_lm_head.{k}.*`.
+
+    arch `prefix-mlp` (Hydra++): the same behind dropout slots (blocks at odd places, `hydra_lm_head.{k}.1.*`), and the
+    prefix attention layer as a whole one-layer model, whose embedding table nobody reads.
+    """
+    prefixed = any(key.startswith(PREFIX) for key in state)
+    slot = r"\.1" if prefixed else ""
     renamed = {}
     for key, value in state.items():
         block = re.fullmatch(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|bias)", key)
-        projection = re.fullmatch(r"hydra_lm_head\.(\d+)\.(weight|bias)", key)
-        if block and block[2] == "0":
-            renamed[f"first.{block[1]}.{block[3]}.{block[4]}"] = value
-        elif block:
-            renamed[f"blocks.{block[1]}.{int(block[2]) - 1}.{block[4]}"] = value
+        projection = re.fullmatch(rf"hydra_lm_head\.(\d+){slot}\.(weight|bias)", key)
+        if block:
+            place = int(block[2])
+            if prefixed and place % 2 == 0:
+                raise EntmtpError(f"{path}: '{key}' lies where arch prefix-mlp has dropout")
+            place = place // 2 if prefixed else place
+            name = f"first.{block[1]}.{block[3]}" if place == 0 else f"blocks.{block[1]}.{place - 1}"
+            renamed[f"{name}.{block[4]}"] = value
         elif projection:
             renamed[f"projections.{projection[1]}.{projection[2]}"] = value
+        elif prefixed and (key in UNREAD or key.endswith("rotary_emb.inv_freq")):
+            continue
+        elif key.startswith(PREFIX):
+            renamed[f"prefix.{key.removeprefix(PREFIX)}"] = value
         else:
             raise EntmtpError(f"{path}: unknown tensor '{key}' in a Hydra checkpoint")
     return _require_projections(renamed, path)
+
+
+def _head_of(key: str) -> int:
+    """Head that a renamed tensor belongs to; the prefix layer serves all of them."""
+    return 0 if key.startswith("prefix.") else int(key.split(".")[1])
 
 
 def _require_projections(renamed: dict[str, Tensor], path: Path) -> dict[str, Tensor]:

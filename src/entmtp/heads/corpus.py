@@ -1,49 +1,65 @@
-"""Head-training text: the target's own continuations of training prompts, resumable prompt by prompt."""
+"""Head-training text: the target's own continuations of training prompts, in shards that resume text by text."""
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from entmtp.config import PromptSource, TrainConfig
-from entmtp.decoding.sampling import Chooser, GumbelNoise
+from entmtp.config import CorpusConfig, PromptSource
 from entmtp.errors import EntmtpError
-from entmtp.heads.text import BatchDecoder, Sequence
+from entmtp.heads.dedup import KnownPrompts, text_hash
+from entmtp.heads.text import BatchDecoder, Draw, Sequence
 from entmtp.io import Journal, read_jsonl, sha256_json
 from entmtp.tasks.prompts import encode
+from entmtp.tasks.sources import in_first_half
 
 
-def normalise(text: str) -> str:
-    return " ".join(text.split()).casefold()
+def known_prompts(config: CorpusConfig, prompt_files: Iterable[str]) -> KnownPrompts:
+    """Every calibration and test prompt of the pipeline, and those of `corpus.exclude`."""
+    known = KnownPrompts(config.near_duplicate)
+    for path in prompt_files:
+        for row in read_jsonl(path):
+            for message in row["messages"]:
+                known.add(message["content"])
+    for source in config.exclude:
+        for _, text in source_prompts(source):
+            known.add(text)
+    return known
 
 
-def text_hash(text: str) -> str:
-    """Identity of a prompt for de-duplication: whitespace and case do not count."""
-    return hashlib.sha256(normalise(text).encode()).hexdigest()
+def source_prompts(source: PromptSource) -> Iterator[tuple[int, str]]:
+    """(row number, prompt) of a file's rows that the source's half keeps. A list of turns gives a prompt a turn."""
+    for index, row in enumerate(read_jsonl(source.file)):
+        if source.half and in_first_half(str(row[source.half])) == source.second_half:
+            continue
+        value = row.get(source.column)
+        for text in value if isinstance(value, list) and value else [value]:
+            if not isinstance(text, str) or not text.strip():
+                raise EntmtpError(
+                    f"{source.file}, row {index + 1}: no text in column '{source.column}'; it has {sorted(row)}"
+                )
+            yield index, text
 
 
-def in_first_half(key: str) -> bool:
-    """Half of all keys, by hash: how a file is divided between training and measuring."""
-    return hashlib.sha256(key.encode()).digest()[0] < 128
+def training_prompts(config: CorpusConfig, known: KnownPrompts) -> tuple[list[dict], dict]:
+    """Prompts for text generation in a seeded order, without any that is `known` (exactly or nearly).
 
-
-def training_prompts(config: TrainConfig, exclude: set[str]) -> tuple[list[dict], dict]:
-    """Prompts for text generation, in a seeded order, without any prompt whose `text_hash` is in `exclude`.
-
-    Returns rows {key, prompt, sampled} and counts for the card. One prompt may appear several times: its first text
-    is greedy or sampled as `sample_fraction` says, further ones are sampled.
+    Returns rows {key, task, prompt, sampled} and counts for the card. One prompt may appear several times: its first
+    text is greedy or sampled as `sample_fraction` says, further ones are sampled.
     """
+    if not config.prompts:
+        raise EntmtpError("corpus.prompts is empty: name at least one JSONL file of training prompts")
     rows, seen = [], set()
-    counts = {"prompts": 0, "excluded": 0, "duplicates": 0}
+    counts = {"prompts": 0, "excluded_exact": 0, "excluded_near": 0, "duplicates": 0}
     for source in config.prompts:
         taken = 0
-        for index, row in enumerate(read_jsonl(source.file)):
-            prompt = _field(source, row, index)
+        for _, prompt in source_prompts(source):
+            if taken >= source.limit:
+                break
             digest = text_hash(prompt)
-            if taken >= source.limit or (source.half and not in_first_half(str(row[source.half]))):
-                continue
-            if digest in exclude or digest in seen:
-                counts["excluded" if digest in exclude else "duplicates"] += 1
+            verdict = "duplicates" if digest in seen else known.verdict(prompt)
+            if verdict is not None:
+                counts[verdict if verdict == "duplicates" else f"excluded_{verdict}"] += 1
                 continue
             seen.add(digest)
             taken += 1
@@ -51,51 +67,50 @@ def training_prompts(config: TrainConfig, exclude: set[str]) -> tuple[list[dict]
                 draw = hashlib.sha256(f"{config.seed}/{digest}/{sample}".encode()).digest()
                 # other bytes than those of `order`: the first texts of the order are as mixed as all of them
                 sampled = sample > 0 or draw[0] / 256 < config.sample_fraction
-                rows.append({"key": f"{digest[:16]}/{sample}", "prompt": prompt, "sampled": sampled, "order": draw[8:]})
+                rows.append({"key": f"{digest[:16]}/{sample}", "task": source.task or Path(source.file).stem,
+                             "prompt": prompt, "sampled": sampled, "order": draw[8:]})  # fmt: skip
         counts["prompts"] += taken
     rows.sort(key=lambda row: row.pop("order"))
     rows = rows[: config.max_texts]
     if not rows:
-        raise EntmtpError("heads.train.prompts: no training prompt is left; name at least one JSONL file")
+        raise EntmtpError("corpus.prompts: no training prompt is left after de-duplication")
     return rows, counts
 
 
-def _field(source: PromptSource, row: dict, index: int) -> str:
-    value = row.get(source.column)
-    if not isinstance(value, str) or not value.strip():
-        raise EntmtpError(f"{source.file}, row {index + 1}: no text in column '{source.column}'; it has {sorted(row)}")
-    return value
+def write_shard(target, config: CorpusConfig, prompt_files: list[str], shard: int, journal_path: Path) -> Journal:
+    """Generate shard number `shard` of the corpus, a journal line a text: {key, task, prompt_ids, tokens, sampled}.
 
-
-def write_texts(target, config: TrainConfig, exclude: set[str], journal_path: Path) -> tuple[Journal, dict]:
-    """Generate the texts of `training_prompts`, one journal line each {key, prompt_ids, tokens, sampled}."""
-    rows, counts = training_prompts(config, exclude)
-    fingerprint = sha256_json([target.fingerprint, target.dtype_name, config.max_new_tokens, config.temperature,
-                               config.seed, [[row["key"], row["sampled"]] for row in rows]])  # fmt: skip
+    An interrupted call resumes where it stopped.
+    """
+    rows, counts = training_prompts(config, known_prompts(config, prompt_files))
+    rows = rows[shard :: config.shards]
+    if not rows:
+        raise EntmtpError(f"corpus.shards={config.shards}: there are fewer texts than shards")
+    fingerprint = sha256_json([target.fingerprint, target.dtype_name, config.max_new_tokens, config.max_prompt_tokens,
+                               config.temperature, config.seed,
+                               [[row["key"], row["sampled"]] for row in rows]])  # fmt: skip
     journal = Journal(journal_path, fingerprint)
     done = journal.done(lambda row: row["key"])
-    todo = [row for row in rows if row["key"] not in done]
-    print(f"text: {len(rows)} prompts, {len(done)} already done", flush=True)
-    sampled = {row["key"]: row["sampled"] for row in todo}
+    todo = {row["key"]: row for row in rows if row["key"] not in done}
+    print(f"text: {len(rows)} prompts, {len(done)} already done; of the whole corpus: {counts}", flush=True)
     decoder = BatchDecoder(target.fused, config.batch, config.max_prompt_tokens + config.max_new_tokens,
                            target.stop_ids, config.max_new_tokens)  # fmt: skip
     start, tokens = time.monotonic(), 0
-    for count, sequence in enumerate(decoder.run(_sequences(target, config, todo)), 1):
-        journal.append({"key": sequence.key, "prompt_ids": sequence.prompt, "tokens": sequence.tokens,
-                        "sampled": sampled[sequence.key]})  # fmt: skip
+    for count, sequence in enumerate(decoder.run(_sequences(target, config, todo.values())), 1):
+        row = todo[sequence.key]
+        journal.append({"key": sequence.key, "task": row["task"], "prompt_ids": sequence.prompt,
+                        "tokens": sequence.tokens, "sampled": row["sampled"]})  # fmt: skip
         tokens += len(sequence.tokens)
         if count % 50 == 0:
             rate = tokens / (time.monotonic() - start)
             print(f"text: {len(done) + count}/{len(rows)} prompts, {tokens} tokens, {rate:.0f} tokens/s", flush=True)
-    return journal, counts
+    return journal
 
 
-def _sequences(target, config: TrainConfig, rows: list[dict]) -> Iterator[Sequence]:
+def _sequences(target, config: CorpusConfig, rows: Iterable[dict]) -> Iterator[Sequence]:
     for row in rows:
         ids = encode(target.tokenizer, [{"role": "user", "content": row["prompt"]}])
         if len(ids) > config.max_prompt_tokens:
             continue  # a rare long prompt would hold a whole batch's memory
-        chooser = Chooser()
-        if row["sampled"]:
-            chooser = Chooser(config.temperature, GumbelNoise(config.seed, row["key"], target.vocab_size, keep=2))
-        yield Sequence(row["key"], ids, chooser, [])
+        draw = Draw(config.temperature, config.seed, row["key"]) if row["sampled"] else None
+        yield Sequence(row["key"], ids, [], draw=draw)

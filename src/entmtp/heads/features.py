@@ -1,38 +1,96 @@
-"""Training features: one teacher-forced target pass over each text, kept as flat arrays over text positions."""
+"""Training features: one teacher-forced target pass over each text, written once per shard and memory-mapped after."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from entmtp.config import TrainConfig
-from entmtp.io import atomic, sha256_json
+from entmtp.config import CorpusConfig
+from entmtp.errors import EntmtpError
+from entmtp.io import atomic
 
 
 @dataclass
-class Features:
-    """Flat over positions t: root token t was chosen from `hidden[t]`; a text's positions are contiguous.
+class Text:
+    """One text in the flat arrays: positions [start, end); its sequence's hidden states are rows [row, row + rows).
 
-    hidden [T, H] bf16 · tokens [T] · remaining [T] tokens of the same text after t · top_ids, top_logp [T, k]: the
-    target's most probable tokens at t and their log-probabilities · texts: (start, end, held_out) per text
+    Row `row + prompt_rows` chose the text's first token: the rows before it are the prompt's.
     """
 
-    hidden: Tensor
-    tokens: Tensor
-    remaining: Tensor
-    top_ids: Tensor
-    top_logp: Tensor
-    texts: list[tuple[int, int, bool]]
+    task: str
+    held_out: bool
+    start: int
+    end: int
+    row: int
+    rows: int
+    prompt_rows: int
 
-    def positions(self, held_out: bool) -> Tensor:
-        """Position indices of the training or the held-out texts, those with at least one token to draft."""
-        parts = [torch.arange(start, end) for start, end, held in self.texts if held == held_out]
-        index = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
-        return index[self.remaining[index] > 0]
+
+class Features:
+    """A corpus, flat over text positions t. Root token t was chosen from the hidden state in row `rows[t]`.
+
+    tokens, remaining [T]: the text's token at t, and how many of the same text follow it · top_ids, top_logp [T, k]:
+    the target's most probable tokens at t and their log-probabilities · hidden states [R, H] (bf16, prompts' included)
+    stay on disk and are gathered by batch: (2 H) bytes a row are never in memory at once.
+    """
+
+    def __init__(self, shards: Sequence[dict]):
+        self.hidden = [shard["hidden"] for shard in shards]
+        self.row_bounds = torch.tensor([0] + [len(part) for part in self.hidden]).cumsum(0)
+        self.tokens = torch.cat([shard["tokens"] for shard in shards]).long()
+        self.top_ids = torch.cat([shard["top_ids"] for shard in shards])
+        self.top_logp = torch.cat([shard["top_logp"] for shard in shards])
+        self.texts: list[Text] = []
+        start = 0
+        for shard, first_row in zip(shards, self.row_bounds.tolist(), strict=False):
+            row = first_row
+            for task, held_out, prompt_rows, length in shard["texts"]:
+                rows = prompt_rows + length
+                self.texts.append(Text(task, held_out, start, start + length, row, rows, prompt_rows))
+                start, row = start + length, row + rows
+        lengths = [text.end - text.start for text in self.texts]
+        self.remaining = torch.cat([torch.arange(n - 1, -1, -1) for n in lengths])
+        self.rows = torch.cat([torch.arange(text.row + text.prompt_rows, text.row + text.rows) for text in self.texts])
+
+    def text_numbers(self, held_out: bool) -> Tensor:
+        """Numbers of the training or of the held-out texts that have at least one token to draft."""
+        found = [n for n, t in enumerate(self.texts) if t.held_out == held_out and t.end - t.start > 1]
+        return torch.tensor(found, dtype=torch.long)
+
+    def positions(self, texts: Tensor) -> Tensor:
+        """Positions of the given texts that have a token to draft."""
+        chosen = [self.texts[n] for n in texts.tolist()]
+        return torch.cat([torch.arange(text.start, text.end - 1) for text in chosen] or [torch.zeros(0).long()])
+
+    def hidden_at(self, index: Tensor) -> Tensor:
+        """Hidden states [b, H] that chose the tokens at positions `index` [b]."""
+        rows = self.rows[index]
+        if len(self.hidden) == 1:
+            return self.hidden[0][rows]
+        out = torch.empty(len(rows), self.hidden[0].shape[1], dtype=self.hidden[0].dtype)
+        owner = torch.bucketize(rows, self.row_bounds[1:], right=True)
+        for shard in owner.unique().tolist():
+            here = (owner == shard).nonzero()[:, 0]
+            out[here] = self.hidden[shard][rows[here] - self.row_bounds[shard]]
+        return out
+
+    def sequence(self, text: Text) -> Tensor:
+        """Hidden states [rows, H] of a whole sequence, prompt included."""
+        shard = int(torch.bucketize(torch.tensor(text.row), self.row_bounds[1:], right=True))
+        row = text.row - int(self.row_bounds[shard])
+        return self.hidden[shard][row : row + text.rows]
+
+    @classmethod
+    def open(cls, paths: Sequence[str | Path]) -> "Features":
+        return cls([read_shard(path) for path in paths])
+
+
+TENSORS = ("hidden", "tokens", "top_ids", "top_logp")
 
 
 def is_held_out(key: str, share: float) -> bool:
@@ -40,58 +98,65 @@ def is_held_out(key: str, share: float) -> bool:
     return int(key.split("/")[0][:8], 16) / 2**32 < share
 
 
-TENSORS = ("hidden", "tokens", "remaining", "top_ids", "top_logp")
-
-
-def load_or_compute(target, rows: list[dict], config: TrainConfig, path: Path) -> Features:
-    """Features of `rows`, from `path` when it holds exactly these (all kinds of heads learn from the same ones)."""
-    identity = sha256_json([target.fingerprint, target.dtype_name, config.distill_top_k, config.held_out,
-                            sorted([row["key"], row["prompt_ids"], row["tokens"]] for row in rows)])  # fmt: skip
-    if path.exists():
-        with safe_open(path, framework="pt") as file:
-            meta = file.metadata()
-            if meta.get("identity") == identity:
-                texts = [tuple(text) for text in json.loads(meta["texts"])]
-                return Features(*(file.get_tensor(name) for name in TENSORS), texts)
-    features = compute_features(target, rows, config)
-    with atomic(path) as partial:
-        save_file({name: getattr(features, name) for name in TENSORS}, partial,
-                  metadata={"identity": identity, "texts": json.dumps(features.texts)})  # fmt: skip
-    return features
-
-
 @torch.inference_mode()
-def compute_features(target, rows: list[dict], config: TrainConfig) -> Features:
-    """Run the target once over every text {key, prompt_ids, tokens}. Memory: (2 H + 8 k) bytes a position."""
+def compute_shard(target, rows: list[dict], config: CorpusConfig) -> dict:
+    """Run the target once over every text {key, task, prompt_ids, tokens}: one shard for `Features`."""
+    rows = sorted(rows, key=lambda row: row["key"])
     total = sum(len(row["tokens"]) for row in rows)
-    k = config.distill_top_k
-    hidden = torch.empty(total, target.hidden_size, dtype=torch.bfloat16)
-    tokens = torch.empty(total, dtype=torch.long)
-    remaining = torch.empty(total, dtype=torch.long)
-    top_ids = torch.empty(total, k, dtype=torch.int32)
-    top_logp = torch.empty(total, k, dtype=torch.float32)
-    longest = max(len(row["prompt_ids"]) + len(row["tokens"]) for row in rows)
-    cache, texts, start = target.new_cache(longest), [], 0
-    for count, row in enumerate(sorted(rows, key=lambda row: row["key"]), 1):
+    total_rows = sum(len(row["prompt_ids"]) - 1 + len(row["tokens"]) for row in rows)
+    hidden = torch.empty(total_rows, target.hidden_size, dtype=torch.bfloat16)
+    tokens = torch.empty(total, dtype=torch.int32)
+    top_ids = torch.empty(total, config.top_k, dtype=torch.int32)
+    top_logp = torch.empty(total, config.top_k, dtype=torch.float16)
+    cache = target.new_cache(max(len(row["prompt_ids"]) + len(row["tokens"]) for row in rows))
+    texts, start, at = [], 0, 0
+    for count, row in enumerate(rows, 1):
         prompt, text = row["prompt_ids"], row["tokens"]
         end = start + len(text)
         cache.reset()
-        states = target.prefill(prompt + text[:-1], cache)[len(prompt) - 1 :]
-        logp = target.model.logits(states).float().log_softmax(dim=-1)
-        top_logp[start:end], ids = logp.topk(k, dim=-1)
+        states = target.prefill(prompt + text[:-1], cache)
+        logits = target.model.logits(states[len(prompt) - 1 :]).float()
+        values, ids = top_k(logits, config.top_k)
+        top_logp[start:end] = (values - logits.logsumexp(dim=-1, keepdim=True)).half()
         top_ids[start:end] = ids.int()
-        hidden[start:end] = states.bfloat16()
+        hidden[at : at + len(states)] = states.bfloat16()
         tokens[start:end] = torch.tensor(text)
-        remaining[start:end] = torch.arange(len(text) - 1, -1, -1)
-        texts.append((start, end, is_held_out(row["key"], config.held_out)))
-        start = end
-        if count % 200 == 0:
+        texts.append((row["task"], is_held_out(row["key"], config.held_out), len(prompt) - 1, len(text)))
+        start, at = end, at + len(states)
+        if count % 100 == 0:
             print(f"features: {count}/{len(rows)} texts, {start} positions", flush=True)
-    return Features(hidden, tokens, remaining, top_ids, top_logp, texts)
+    return {"hidden": hidden, "tokens": tokens, "top_ids": top_ids, "top_logp": top_logp, "texts": texts}
+
+
+def top_k(logits: Tensor, k: int, chunk: int = 64) -> tuple[Tensor, Tensor]:
+    """`logits.topk(k)` over a large vocabulary: the k largest values lie in the k chunks with the largest maxima."""
+    rows, size = logits.shape
+    if size <= chunk * k:
+        return logits.topk(k, dim=-1)
+    padded = torch.nn.functional.pad(logits, (0, -size % chunk), value=-torch.inf).view(rows, -1, chunk)
+    chunks = padded.amax(dim=-1).topk(k, dim=-1).indices  # [rows, k]
+    inside = padded.gather(1, chunks[:, :, None].expand(-1, -1, chunk)).view(rows, -1)
+    values, places = inside.topk(k, dim=-1)
+    return values, chunks.gather(1, places // chunk) * chunk + places % chunk
+
+
+def write_shard_features(shard: dict, path: str | Path) -> None:
+    with atomic(path) as partial:
+        save_file({name: shard[name] for name in TENSORS}, partial, metadata={"texts": json.dumps(shard["texts"])})
+
+
+def read_shard(path: str | Path) -> dict:
+    """A shard with its tensors memory-mapped."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            texts = [tuple(text) for text in json.loads(file.metadata()["texts"])]
+            return {**{name: file.get_tensor(name) for name in TENSORS}, "texts": texts}
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise EntmtpError(f"{path}: not a file of training features ({error}); delete it and run again") from error
 
 
 def draft_vocabulary(features: Features, size: int, vocab_size: int) -> Tensor:
     """The `size` most frequent tokens of the training texts, most frequent first; ties go to the lower id."""
-    train = torch.cat([features.tokens[start:end] for start, end, held in features.texts if not held])
+    train = torch.cat([features.tokens[text.start : text.end] for text in features.texts if not text.held_out])
     counts = torch.bincount(train, minlength=vocab_size)
     return torch.argsort(counts, descending=True, stable=True)[: min(size, vocab_size)]

@@ -5,6 +5,7 @@ Head d (1-based) predicts the token d places after the root, from the target's h
 - Medusa (arXiv 2401.10774): from h alone, residual SiLU blocks.
 - Hydra (arXiv 2402.05109): from [h, embedding of the root, embeddings of the d - 1 drafted tokens since], oldest
   first: a linear layer to the hidden size, then residual SiLU blocks.
+- Hydra++ (same paper): Hydra from the state of a prefix attention layer in h's place (`heads/prefix.py`).
 
 The vocabulary projection of heads trained here is the target's own head, frozen and restricted to the draft vocabulary
 (FR-Spec); it is taken from the target at load and not stored. A token outside the draft vocabulary is never drafted,
@@ -22,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from entmtp.errors import EntmtpError
+from entmtp.heads.prefix import PrefixFormat, make_prefix, reset_prefix
 from entmtp.io import atomic, read_json, write_json
 
 LinearLike = Callable[[Tensor], Tensor]
@@ -41,6 +43,7 @@ class HeadsFormat:
     first: str = "linear"  # hydra's first layer: linear | residual (published: res_connection(x) + SiLU(linear(x)))
     projection: str = "target"  # target: its head's rows of the draft vocabulary | own: one stored per head
     projection_bias: bool = False
+    prefix: dict | None = None  # shape of the prefix attention layer (PrefixFormat); null: the heads see h itself
     format: str = "entmtp-heads-1"
 
 
@@ -83,13 +86,17 @@ class DraftHeads(nn.Module):
         self.blocks = nn.ModuleList(
             nn.ModuleList(nn.Linear(h, h) for _ in range(config.blocks)) for _ in range(config.depth)
         )
+        self.prefix = None if config.prefix is None else make_prefix(PrefixFormat(**config.prefix), h)
         own = config.depth if config.projection == "own" else 0
         self.projections = nn.ModuleList(
             nn.Linear(h, config.draft_vocab, bias=config.projection_bias) for _ in range(own)
         )
 
-    def reset(self, seed: int) -> None:
-        """Start every head as the target's own next-token prediction: h passes through, everything else is small."""
+    def reset(self, seed: int, hidden_rms: float = 1.0) -> None:
+        """Start every head as the target's own next-token prediction: h passes through, everything else is small.
+
+        `hidden_rms` is the root mean square of the target's hidden states, which a prefix layer's norm must restore.
+        """
         generator = torch.Generator().manual_seed(seed)
         for block in self.blocks.modules():
             if isinstance(block, nn.Linear):
@@ -101,13 +108,16 @@ class DraftHeads(nn.Module):
             nn.init.zeros_(linear.bias)
             with torch.no_grad():
                 linear.weight[:, :h] += torch.eye(h)
+        if self.prefix is not None:
+            reset_prefix(self.prefix, generator, hidden_rms)
 
-    def features(self, depth: int, hidden: Tensor, embeddings: Sequence[Tensor]) -> Tensor:
-        """Head `depth`'s features [n, hidden] from h [n, hidden] and `depth` embeddings [n, hidden], root's first."""
+    def features(self, depth: int, state: Tensor, embeddings: Sequence[Tensor]) -> Tensor:
+        """Head `depth`'s features [n, hidden] from the state (h, or the prefix layer's output) [n, hidden] and `depth`
+        embeddings [n, hidden], root's first."""
         if self.config.arch == "medusa":
-            return run_body(hidden, None, self.blocks[depth - 1])
+            return run_body(state, None, self.blocks[depth - 1])
         scaled = [embedding * self.config.embedding_scale for embedding in embeddings[:depth]]
-        return run_body(torch.cat([hidden, *scaled], dim=-1), self.first[depth - 1], self.blocks[depth - 1])
+        return run_body(torch.cat([state, *scaled], dim=-1), self.first[depth - 1], self.blocks[depth - 1])
 
 
 def save_heads(heads: DraftHeads, folder: str | Path, dtype: torch.dtype = torch.float16) -> None:
@@ -152,7 +162,7 @@ def load_heads(folder: str | Path, target) -> DraftHeads:
         state = load_file(folder / "model.safetensors")
         heads = DraftHeads(config, torch.zeros(config.draft_vocab))
         heads.load_state_dict({key: v if key == "token_map" else v.float() for key, v in state.items()})
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except (OSError, SafetensorError, RuntimeError, TypeError) as error:
         raise EntmtpError(f"{folder / 'model.safetensors'}: does not match its config.json ({error})") from error
     for token in (int(heads.token_map.min()), int(heads.token_map.max())):
         if not 0 <= token < target.vocab_size:

@@ -1,4 +1,4 @@
-"""Stages before the bench: target, prompts, heads, texts, traces, trees, latency, banks, policies."""
+"""Stages before the bench: target, prompts, texts, traces, trees, latency, banks, policies."""
 
 from pathlib import Path
 
@@ -41,37 +41,6 @@ def prompts(inp, out, params) -> None:
     rows = build_prompts(from_plain(TaskConfig, params["task"]), tokenizer, params["resources"])
     write_jsonl(out.prompts, rows)
     print(f"{len(rows)} prompts", flush=True)
-
-
-def random_heads(inp, out, params) -> None:
-    """Untrained heads for the smoke experiment: the target's own next-token prediction, slightly perturbed."""
-    import torch
-
-    from entmtp.heads.model import DraftHeads, HeadsFormat, save_heads
-
-    config, (base, _) = from_plain(HeadsConfig, params["heads"]), open_block(params)
-    size = min(config.train.draft_vocab, base.vocab_size)
-    heads = DraftHeads(
-        HeadsFormat(config.arch, config.depth, config.blocks, base.hidden_size, size, base.fingerprint),
-        torch.arange(size),
-    )
-    heads.reset(config.train.seed)
-    save_heads(heads, Path(out.heads).parent)
-
-
-def convert_heads(inp, out, params) -> None:
-    """A published checkpoint (Hub or folder) to the native format."""
-    from entmtp.heads.convert import convert_published
-
-    config, (base, _) = from_plain(HeadsConfig, params["heads"]), open_block({**params, "device": "cpu"})
-    convert_published(config, base, Path(out.heads).parent)
-
-
-def train_heads(inp, out, params) -> None:
-    from entmtp.heads.recipe import train_recipe
-
-    config, (base, _) = from_plain(HeadsConfig, params["heads"]), open_block(params)
-    train_recipe(base, config, list(inp.prompts), Path(out.heads).parent)
 
 
 def texts(inp, out, params) -> None:

@@ -27,11 +27,11 @@ def supports(config) -> bool:
     return rope.get("rope_type", "default") not in ("dynamic", "longrope")
 
 
-class FusedLlama:
-    """Weights and forward. `hidden` of n new tokens against a cache, with any ancestor mask among the new ones."""
+class FusedLayers:
+    """Decoder layers and final norm of a transformers Llama-family body: vectors in, hidden states out."""
 
-    def __init__(self, model, dtype: torch.dtype, device: str):
-        config = model.config
+    def __init__(self, body, dtype: torch.dtype, device: str):
+        config = body.config
         self.layers = config.num_hidden_layers
         self.heads = config.num_attention_heads
         self.kv_heads = config.num_key_value_heads or self.heads
@@ -49,9 +49,8 @@ class FusedLlama:
             bias = torch.cat([cast(m.bias) for m in modules]) if modules[0].bias is not None else None
             return make_linear(weight, bias)
 
-        self.embedding = cast(model.get_input_embeddings().weight).contiguous()
         self.blocks = []
-        for layer in model.model.layers:
+        for layer in body.layers:
             attention, mlp = layer.self_attn, layer.mlp
             self.blocks.append(
                 (
@@ -63,16 +62,12 @@ class FusedLlama:
                     fuse(mlp.down_proj),
                 )
             )
-        self.final_norm = cast(model.model.norm.weight)
-        projection = model.get_output_embeddings()
-        tied = projection.weight is model.get_input_embeddings().weight
-        self.head_weight = self.embedding if tied else cast(projection.weight).contiguous()
-        self.head = make_linear(self.head_weight, cast(projection.bias))
-        self._build_rotary(model, config.max_position_embeddings)
+        self.final_norm = cast(body.norm.weight)
+        self._build_rotary(body, config.max_position_embeddings)
 
-    def _build_rotary(self, model, positions: int) -> None:
+    def _build_rotary(self, body, positions: int) -> None:
         index = torch.arange(positions)[None]
-        cos, sin = model.model.rotary_emb(torch.zeros(1, 1, dtype=torch.float32), index)  # [1, positions, head_dim]
+        cos, sin = body.rotary_emb(torch.zeros(1, 1, dtype=torch.float32), index)  # [1, positions, head_dim]
         half = self.head_dim // 2
         # x * cos + roll(x, half) * sin equals transformers' rotate_half once the first half of sin is negated
         sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
@@ -82,25 +77,18 @@ class FusedLlama:
     def new_cache(self, capacity: int) -> KVCache:
         return KVCache(self.layers, self.kv_heads, self.head_dim, capacity, self.dtype, self.device)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.embedding)
+    def run(self, x: Tensor, positions: Tensor, cache: KVCache, mask: Tensor | None) -> Tensor:
+        """Final-norm hidden states [n, hidden] of the vectors `x` [n, hidden] at `positions` [n].
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)
-
-    def hidden(self, tokens: Tensor, positions: Tensor, cache: KVCache, mask: Tensor | None) -> Tensor:
-        """Final-norm hidden states [n, hidden] of `tokens` [n] at `positions` [n].
-
-        `mask` is additive [groups * n, context + n], rows repeated once per query group; None for a single token
+        `mask` is additive [groups * n, context + n], rows repeated once per query group; None for a single vector
         (it sees everything) and for a prefill (causal, onto an empty cache).
         """
-        n, start = len(tokens), cache.length
+        n, start = len(x), cache.length
         cache.require(n)
         end = start + n
         cos, sin = self.cos[positions], self.sin[positions]
         rotated_heads = self.heads + self.kv_heads
         causal = mask is None and n > 1
-        x = self.embed(tokens)
         for index, (norm1, qkv_linear, out_linear, norm2, up_linear, down_linear) in enumerate(self.blocks):
             h = F.rms_norm(x, (self.hidden_size,), norm1, self.eps)
             qkv = qkv_linear(h).view(n, rotated_heads + self.kv_heads, self.head_dim)
@@ -131,3 +119,28 @@ class FusedLlama:
         out = F.scaled_dot_product_attention(rows, kv[0][None], kv[1][None], attn_mask=mask)
         out = out.view(self.kv_heads, self.groups, n, self.head_dim).permute(2, 0, 1, 3)
         return out.reshape(n, -1)
+
+
+class FusedLlama(FusedLayers):
+    """A causal LM: embedding, layers, vocabulary head. `hidden` takes any ancestor mask among the new tokens."""
+
+    def __init__(self, model, dtype: torch.dtype, device: str):
+        super().__init__(model.model, dtype, device)
+        embedding, projection = model.get_input_embeddings().weight, model.get_output_embeddings()
+
+        def cast(tensor: Tensor) -> Tensor:
+            return tensor.detach().to(device=device, dtype=dtype).contiguous()
+
+        self.embedding = cast(embedding)
+        self.head_weight = self.embedding if projection.weight is embedding else cast(projection.weight)
+        self.head = make_linear(self.head_weight, None if projection.bias is None else cast(projection.bias))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.embedding)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden)
+
+    def hidden(self, tokens: Tensor, positions: Tensor, cache: KVCache, mask: Tensor | None) -> Tensor:
+        """Final-norm hidden states [n, hidden] of `tokens` [n]; see `run`."""
+        return self.run(self.embed(tokens), positions, cache, mask)

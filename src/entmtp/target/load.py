@@ -34,6 +34,7 @@ class Target:
     dtype: torch.dtype
     device: str
     fingerprint: str  # weights of another target have another one
+    config: object  # the model's transformers config
 
     @property
     def dtype_name(self) -> str:
@@ -118,6 +119,7 @@ def wrap_model(model, tokenizer, forward: str, dtype: str, device: str, fingerpr
         dtype=DTYPES[dtype],
         device=device,
         fingerprint=fingerprint,
+        config=config,
     )
 
 

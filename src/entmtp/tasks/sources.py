@@ -5,6 +5,7 @@ known the dict also has "answer" (a string). Nothing that a source carries is ev
 """
 
 import gzip
+import hashlib
 import json
 import random
 import sys
@@ -174,6 +175,8 @@ def _rows_of_file(config: TaskConfig, path: Path) -> Iterator[dict]:
     lines_of_id: dict[str, int] = {}
     for number, row in zip(numbers, rows, strict=True):
         where = f"{path}, line {number}"
+        if not _chosen(config, row, where):
+            continue
         keys = [config.column] if config.column else ["messages", "turns", "prompt"]
         key = next((key for key in keys if key in row), None)
         if key is None:
@@ -190,6 +193,21 @@ def _rows_of_file(config: TaskConfig, path: Path) -> Iterator[dict]:
         lines_of_id[prompt_id] = number
         answer = {"answer": str(row["answer"])} if "answer" in row else {}
         yield {"id": prompt_id, "messages": messages, **answer}
+
+
+def _chosen(config: TaskConfig, row: dict, where: str) -> bool:
+    """Whether a row belongs to the task's part of its file."""
+    for key in (*config.where, *([config.half] if config.half else [])):
+        if key not in row:
+            raise EntmtpError(f"{where}: no key '{key}', which task {config.name} chooses rows by")
+    if any(str(row[key]) != value for key, value in config.where.items()):
+        return False
+    return not config.half or in_first_half(str(row[config.half])) != config.second_half
+
+
+def in_first_half(key: str) -> bool:
+    """Half of all keys, by hash: how a file is divided between training and measuring."""
+    return hashlib.sha256(key.encode()).digest()[0] < 128
 
 
 def _hub(config: TaskConfig, resources: Path) -> Iterator[dict]:

@@ -1,0 +1,56 @@
+"""Hydra at decoding time (arXiv 2402.05109): sequential heads, grounded in the drafted tokens before them."""
+
+import torch
+from torch import Tensor
+
+from entmtp.heads.packed import PackedHeads, top1_prob
+from entmtp.tree.topology import CompiledTree
+
+
+class HydraDrafter(PackedHeads):
+    """Head d sees the drafted tokens before it, so a depth is one batch over its parents."""
+
+    def start(self, hidden: Tensor, root: int) -> None:
+        """`hidden` [k, H] of the tokens committed since the last start (one will do without prefix attention); the
+        last row chose `root`."""
+        self.state, self.root = self._advance(hidden), root
+        self.greedy = torch.tensor([root], device=self.target.device)  # tokens of the greedy path, root first
+        self.greedy_logits: list[Tensor] = []  # each [1, draft_vocab]
+        self.greedy_top: list[Tensor] = []  # each [1, width]: draft-vocabulary ids
+
+    def extend(self, depth: int) -> None:
+        """Evaluate heads along the greedy path up to `depth`, each once."""
+        while len(self.greedy_logits) < depth:
+            d = len(self.greedy_logits) + 1
+            logits = self.path_logits(d, self.state, self.greedy[None, :d])
+            top = self.candidates(logits)
+            self.greedy_logits.append(logits)
+            self.greedy_top.append(top)
+            self.greedy = torch.cat([self.greedy, self.token_map[top[0, :1]]])
+
+    def path_logits(self, depth: int, state: Tensor, paths: Tensor) -> Tensor:
+        """Draft logits [rows, draft_vocab] of head `depth` after token paths [rows, depth], root first.
+
+        `state` is [rows, H], or [1, H] for all rows (one position's tree).
+        """
+        rows = len(paths)
+        embeddings = self.target.model.embed(paths.reshape(-1)).view(rows, -1)
+        return self.logits(depth, torch.cat([state.expand(rows, -1), embeddings], dim=-1))
+
+    def greedy_probs(self, depth: int) -> Tensor:
+        """float32 [depth]: q_1..q_depth."""
+        self.extend(depth)
+        return top1_prob(torch.cat(self.greedy_logits[:depth]))
+
+    def fill(self, compiled: CompiledTree) -> Tensor:
+        """Token ids [n] of the tree's nodes, root first."""
+        tokens = torch.empty(compiled.n, dtype=torch.long, device=self.target.device)
+        tokens[0] = self.root
+        for d, level in enumerate(compiled.levels, 1):
+            if level.greedy_only:  # the greedy path's own evaluation serves (always so at depth 1)
+                self.extend(d)
+                top = self.greedy_top[d - 1]
+            else:
+                top = self.candidates(self.path_logits(d, self.state, tokens[level.ancestors]))
+            tokens[level.start : level.end] = self.token_map[top[level.rows, level.ranks]]
+        return tokens

@@ -1,0 +1,41 @@
+"""Medusa at decoding time (arXiv 2401.10774): independent heads, one evaluation a position serves every tree."""
+
+import torch
+from torch import Tensor
+
+from entmtp.heads.model import run_body
+from entmtp.heads.packed import PackedHeads, top1_prob
+from entmtp.tree.topology import CompiledTree
+
+
+class MedusaDrafter(PackedHeads):
+    def start(self, hidden: Tensor, root: int) -> None:
+        """`hidden` [k, H] of the tokens committed since the last start (one will do without prefix attention); the
+        last row chose `root`."""
+        self.root = root
+        state = self._advance(hidden)
+        features = [run_body(state, None, blocks) for blocks in self.blocks]
+        if self.config.projection == "own":
+            logits = [project(x) for project, x in zip(self.projections, features, strict=True)]
+            self.head_logits = torch.cat(logits)  # [depth, draft_vocab]
+        else:  # one projection is shared: one matrix product for all depths
+            self.head_logits = self.projections[0](torch.cat(features))
+        self.top = self.token_map[self.candidates(self.head_logits)]  # [depth, width]
+
+    def path_logits(self, depth: int, state: Tensor, paths: Tensor) -> Tensor:
+        """Draft logits [rows, draft_vocab] of head `depth`: the drafted path does not matter to Medusa."""
+        return self.logits(depth, state)
+
+    def extend(self, depth: int) -> None:
+        """Nothing to do: all heads were evaluated at the start."""
+
+    def greedy_probs(self, depth: int) -> Tensor:
+        """float32 [depth]: q_1..q_depth."""
+        return top1_prob(self.head_logits[:depth])
+
+    def fill(self, compiled: CompiledTree) -> Tensor:
+        """Token ids [n] of the tree's nodes, root first."""
+        tokens = torch.empty(compiled.n, dtype=torch.long, device=self.target.device)
+        tokens[0] = self.root
+        tokens[1:] = self.top[compiled.node_depth, compiled.node_rank]
+        return tokens

@@ -1,0 +1,86 @@
+"""What all drafters share: weights packed in the target's dtype, the restricted projection, the state of a position."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from entmtp.errors import EntmtpError
+from entmtp.heads.model import DraftHeads, ResidualFirst, residual_first, run_body
+from entmtp.heads.prefix import PrefixDecoder
+from entmtp.target.linear import LinearFn, make_linear
+
+
+class PackedHeads:
+    """Weights of DraftHeads, packed. `state` [1, H] is what the heads of the current position start from."""
+
+    def __init__(self, heads: DraftHeads, target, width: int):
+        self.config, self.target = heads.config, target
+        self.arch, self.depth = heads.config.arch, heads.config.depth
+        if width > heads.config.draft_vocab:
+            raise EntmtpError(f"heads.width={width} exceeds the draft vocabulary of {heads.config.draft_vocab}")
+        self.width = width
+
+        def cast(tensor: Tensor) -> Tensor:
+            return tensor.detach().to(device=target.device, dtype=target.dtype)
+
+        def packed(linear: torch.nn.Linear, embedding_scale: float = 1.0) -> LinearFn:
+            weight = linear.weight.detach().clone()
+            weight[:, heads.config.hidden_size :] *= embedding_scale  # folded into what meets the embeddings
+            return make_linear(cast(weight), None if linear.bias is None else cast(linear.bias))
+
+        self.prefix = None if heads.prefix is None else PrefixDecoder(heads.prefix, target.dtype, target.device)
+        self.token_map = heads.token_map.long().to(target.device)
+        self.blocks = [[packed(block) for block in blocks] for blocks in heads.blocks]
+        scale = heads.config.embedding_scale
+        self.first: list[LinearFn | None] = [None] * self.depth
+        for d, layer in enumerate(heads.first):
+            if isinstance(layer, ResidualFirst):
+                parts = packed(layer.linear, scale), packed(layer.res_connection, scale)
+                self.first[d] = partial(_apply_residual_first, *parts)
+            else:
+                self.first[d] = packed(layer, scale)
+        if heads.config.projection == "own":
+            self.projections = [packed(projection) for projection in heads.projections]
+        else:
+            self.projections = [make_linear(target.head_rows(self.token_map))] * self.depth
+
+    @property
+    def history(self) -> bool:
+        """Whether `start` needs every committed token's hidden state, or the last one only."""
+        return self.prefix is not None
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for texts of `capacity` tokens."""
+        if self.prefix is not None:
+            self.prefix.reserve(capacity)
+
+    def reset(self) -> None:
+        """A new text begins."""
+        if self.prefix is not None:
+            self.prefix.reset()
+
+    def states(self, hidden: Tensor) -> Tensor:
+        """States [n, H] at all positions of a sequence of hidden states [n, H] that starts with the text."""
+        return hidden if self.prefix is None else self.prefix.states(hidden)
+
+    def _advance(self, hidden: Tensor) -> Tensor:
+        """Hidden states [k, H] committed since the last call (the whole prompt at first) -> state [1, H]."""
+        return hidden[-1:] if self.prefix is None else self.prefix.advance(hidden)[-1:]
+
+    def logits(self, depth: int, x: Tensor) -> Tensor:
+        """Draft logits [n, draft_vocab] of head `depth` from its input x [n, in]."""
+        return self.projections[depth - 1](run_body(x, self.first[depth - 1], self.blocks[depth - 1]))
+
+    def candidates(self, logits: Tensor) -> Tensor:
+        """Draft-vocabulary ids [n, width], best first. Ties fall as torch.topk decides; traces use this very call."""
+        return logits.topk(self.width, dim=-1).indices
+
+
+def top1_prob(logits: Tensor) -> Tensor:
+    """Largest softmax probability of each row: [n, v] -> float32 [n]. Two kernels: it runs at every scheduled step."""
+    return logits.softmax(dim=-1, dtype=torch.float32).amax(dim=-1)
+
+
+def _apply_residual_first(linear: LinearFn, res_connection: LinearFn, x: Tensor) -> Tensor:
+    return residual_first(x, linear, res_connection)
