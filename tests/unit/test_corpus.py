@@ -217,3 +217,36 @@ def test_another_configuration_starts_the_journal_afresh(tiny, files, tmp_path):
     longer = journal_rows(tiny, files, tmp_path / "j", max_new_tokens=14)
     assert max(len(row["tokens"]) for row in longer) == 14
     assert replace(make_corpus(files), seed=1) != make_corpus(files)
+
+
+# --- targets without a fused forward ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_any_transformers_model_writes_the_same_texts(tiny_folder, tiny, stop):
+    """Left-padded batches of `generate` against the fused slots: greedy, drawn, and choices coupled to noise."""
+    from entmtp.config import DecodingConfig, TargetConfig
+    from entmtp.decoding.engine import make_chooser
+    from entmtp.heads.text import GenerateDecoder, batch_decoder
+    from entmtp.target.load import load_target
+
+    generic = load_target(TargetConfig(name="tiny", source="random", forward="generic"), tiny_folder, "float32")
+    prompts = {f"p{n}": [10 + (7 * n + k) % 200 for k in range(1 + 4 * (n % 4))] for n in range(7)}
+
+    def sequences():
+        for n, (key, prompt) in enumerate(prompts.items()):
+            decoding = DecodingConfig(mode="sample", temperature=0.9, seed=2)
+            chooser = make_chooser(tiny, decoding, key) if n % 3 == 2 else None
+            yield Sequence(key, prompt, [], chooser, Draw(0.9, 1, key) if n % 3 == 1 else None)
+
+    stops = set()
+    if stop:
+        first = {s.key: s.tokens for s in BatchDecoder(tiny.model, 3, 64, set(), 14).run(sequences())}
+        stops = {first["p0"][3], first["p4"][5]}
+    fused = BatchDecoder(tiny.model, 3, 64, stops, 14)
+    other = replace(generic, stop_ids=stops)
+    made = batch_decoder(other, 3, 64, 14)
+    assert isinstance(made, GenerateDecoder)
+    expected = {s.key: s.tokens for s in fused.run(sequences())}
+    assert {s.key: s.tokens for s in made.run(sequences())} == expected
+    assert len({len(tokens) for tokens in expected.values()}) > 1 or not stop

@@ -173,6 +173,26 @@ def test_file_row_formats(tmp_path, row, column, expected):
     assert loaded == {"id": "mine/1", "messages": [{"role": "user", "content": expected}]}
 
 
+def test_a_task_may_be_a_part_of_its_file(tmp_path):
+    rows = [{"uid": f"u{n}", "kind": "story" if n % 3 else "code", "prompt": f"prompt {n}"} for n in range(30)]
+
+    def part(**settings) -> set[str]:
+        return set(texts(load(file_task(tmp_path / "f.jsonl", *rows, **settings))))
+
+    stories = part(where={"kind": "story"})
+    assert stories == {f"prompt {n}" for n in range(30) if n % 3}
+    first, second = (part(where={"kind": "story"}, half="uid", second_half=which) for which in (False, True))
+    assert first | second == stories
+    assert not first & second
+    assert 4 < len(first) < 16
+
+
+@pytest.mark.parametrize("settings", [{"where": {"sort": "x"}}, {"half": "sort"}])
+def test_choosing_by_a_missing_key_names_line_and_key(tmp_path, settings):
+    with pytest.raises(EntmtpError, match=r"f\.jsonl, line 2: no key 'sort', which task mine chooses rows by"):
+        load(file_task(tmp_path / "f.jsonl", {"prompt": "a", "sort": "x"}, {"prompt": "b"}, **settings))
+
+
 def test_file_keeps_whole_chats_ids_and_answers(tmp_path):
     chat = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
     config = file_task(tmp_path / "p.jsonl", "", {"id": 7, "messages": chat, "answer": 4}, template="<{prompt}>")

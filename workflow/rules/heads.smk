@@ -146,6 +146,28 @@ else:
         script:
             "../scripts/heads_features.py"
 
+    rule heads_vocabulary:
+        input:
+            target=MODEL,
+            features=expand(f"{RUN}/heads/features/{{shard}}.safetensors", shard=SHARDS),
+        output:
+            curve=f"{RUN}/heads/vocabulary.json",
+            figure=multiext(f"{RUN}/heads/vocabulary", ".png", ".svg"),
+        log:
+            f"{LOGS}/heads/vocabulary.log",
+        conda:
+            "../../environment.yml"
+        threads: workflow.cores
+        resources:
+            device=1,
+        params:
+            **base(),
+            heads=heads_block(CFG.heads.name),
+            plot=PLAIN["plot"],
+            repeats=CFG.latency.repeats,
+        script:
+            "../scripts/heads_vocabulary.py"
+
     rule train_heads:
         input:
             target=MODEL,

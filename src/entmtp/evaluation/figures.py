@@ -274,6 +274,25 @@ def scheduler_overhead(rows: list[dict], plot: PlotConfig) -> Figure:
     return fig
 
 
+def vocabulary_curve(rows: list[dict], knee: int, plot: PlotConfig) -> Figure:
+    """Coverage of held-out tokens and relative speed against the draft vocabulary's size, the chosen size marked."""
+    with _style(plot) as colours:
+        fig, axes = _panels(1, 1, 6.5, 3.6)
+        ax = axes[0, 0]
+        sizes = [row["size"] for row in rows]
+        ax.plot(sizes, [row["coverage"] for row in rows], MARKERS[0] + "-", color=colours[0], label="coverage")
+        ax.set(xlabel="draft vocabulary (tokens)", ylabel="share of held-out tokens", xscale="log")
+        right = ax.twinx()
+        speed = [row["relative_speed"] for row in rows]
+        right.plot(sizes, speed, MARKERS[1] + "--", color=colours[1], label="relative speed")
+        right.set_ylabel("tokens/s over plain (estimate)")
+        right.grid(False)
+        ax.axvline(knee, color="0.2", ls=":", lw=1.1, label=f"knee: {knee}")
+        lines = [*ax.get_lines(), *right.get_lines()]
+        ax.legend(lines, [line.get_label() for line in lines], loc="lower right", fontsize=9)
+    return fig
+
+
 def save_figure(fig: Figure, path: str | Path) -> None:
     """Write `<path>.png` and `<path>.svg`, each whole or not at all; the same data give the same bytes."""
     path = Path(path)

@@ -8,7 +8,7 @@ from pathlib import Path
 from entmtp.config import CorpusConfig, PromptSource
 from entmtp.errors import EntmtpError
 from entmtp.heads.dedup import KnownPrompts, text_hash
-from entmtp.heads.text import BatchDecoder, Draw, Sequence
+from entmtp.heads.text import Draw, Sequence, batch_decoder
 from entmtp.io import Journal, read_jsonl, sha256_json
 from entmtp.tasks.prompts import encode
 from entmtp.tasks.sources import in_first_half
@@ -93,8 +93,8 @@ def write_shard(target, config: CorpusConfig, prompt_files: list[str], shard: in
     done = journal.done(lambda row: row["key"])
     todo = {row["key"]: row for row in rows if row["key"] not in done}
     print(f"text: {len(rows)} prompts, {len(done)} already done; of the whole corpus: {counts}", flush=True)
-    decoder = BatchDecoder(target.fused, config.batch, config.max_prompt_tokens + config.max_new_tokens,
-                           target.stop_ids, config.max_new_tokens)  # fmt: skip
+    capacity = config.max_prompt_tokens + config.max_new_tokens
+    decoder = batch_decoder(target, config.batch, capacity, config.max_new_tokens)
     start, tokens = time.monotonic(), 0
     for count, sequence in enumerate(decoder.run(_sequences(target, config, todo.values())), 1):
         row = todo[sequence.key]

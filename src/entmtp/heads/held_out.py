@@ -15,9 +15,9 @@ from entmtp.tree.topology import Tree
 CHUNK = 16  # texts at a time
 
 
-def fixed_tree(depth: int) -> Tree:
-    """The tree of every comparison between heads: 16 nodes, or its upper part for fewer heads."""
-    return Tree.of(path for path in DEFAULT_TREES["fixed_16"].paths if len(path) <= depth)
+def fixed_tree(depth: int, width: int = 4) -> Tree:
+    """The tree of every comparison between heads: 16 nodes, or the part of it that fewer or narrower heads can fill."""
+    return Tree.of(path for path in DEFAULT_TREES["fixed_16"].paths if len(path) <= depth and max(path) < width)
 
 
 class HeldOut:
@@ -77,7 +77,7 @@ class HeldOut:
         return [self.features.texts[n] for n in self.texts.tolist()]
 
     def _accepted(self, ranks: np.ndarray) -> dict[str, float]:
-        tree, found, at = fixed_tree(self.config.depth), {}, 0
+        tree, found, at = fixed_tree(self.config.depth, self.config.width), {}, 0
         for number, text in enumerate(self._texts()):
             rows = ranks[at : at + text.end - text.start].astype(np.int64)
             at += len(rows)

@@ -1,12 +1,13 @@
-"""Batched generation of the target's own text: slots of one big KV cache, refilled as sequences end.
+"""Batched generation of the target's own text, for calibration and for training heads.
 
-Used for calibration texts and for head-training text. Every sequence keeps its own length, so the batch needs no
-padding; a finished slot takes the next prompt at once.
+With the fused forward: slots of one big KV cache, refilled as sequences end; every sequence keeps its own length, so
+the batch needs no padding. Any other transformers model: its own `generate`, in left-padded batches.
 """
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -156,3 +157,48 @@ def _draw(sequences: list[Sequence], logits: Tensor) -> list[int]:
     below = (logits.float() / scale).softmax(dim=-1).cumsum(dim=-1)  # [b, V]
     u = torch.tensor(uniform, device=logits.device)[:, None] * below[:, -1:]  # rounding leaves the last short of 1
     return torch.searchsorted(below, u, right=True)[:, 0].clamp_max(logits.shape[-1] - 1).tolist()
+
+
+class GenerateDecoder:
+    """Batches with transformers' `generate`; every choice is ours (`choose`), so texts follow the same rules."""
+
+    def __init__(self, model, batch: int, stop_ids: set[int], max_new_tokens: int):
+        """`model` is a transformers causal LM."""
+        self.model, self.batch, self.stop_ids, self.max_new_tokens = model, batch, stop_ids, max_new_tokens
+
+    @torch.inference_mode()
+    def run(self, source: Iterable[Sequence]) -> Iterator[Sequence]:
+        """Decode every sequence of `source`, batch by batch."""
+        source = iter(source)
+        while sequences := list(islice(source, self.batch)):
+            longest = max(len(sequence.prompt) for sequence in sequences)
+            pads = [longest - len(sequence.prompt) for sequence in sequences]
+            rows = [[0] * pad + sequence.prompt for pad, sequence in zip(pads, sequences, strict=True)]
+            real = [[0] * pad + [1] * (longest - pad) for pad in pads]
+
+            def force(ids: Tensor, scores: Tensor, sequences=sequences) -> Tensor:
+                chosen = choose(sequences, scores)
+                for sequence, token in zip(sequences, chosen, strict=True):
+                    if not sequence.tokens or sequence.tokens[-1] not in self.stop_ids:
+                        sequence.tokens.append(token)
+                picked = torch.tensor(chosen, device=scores.device)[:, None]
+                return torch.full_like(scores, -torch.inf).scatter(1, picked, 0.0)
+
+            device = self.model.device
+            self.model.generate(
+                torch.tensor(rows, device=device),
+                attention_mask=torch.tensor(real, device=device),
+                max_new_tokens=self.max_new_tokens,
+                do_sample=False,
+                eos_token_id=sorted(self.stop_ids) or None,
+                pad_token_id=0,
+                logits_processor=[force],
+            )
+            yield from sequences
+
+
+def batch_decoder(target, batch: int, capacity: int, max_new_tokens: int) -> BatchDecoder | GenerateDecoder:
+    """The fast way to make many texts with `target`. `capacity`: positions of the longest prompt and its text."""
+    if isinstance(target.model, FusedLlama):
+        return BatchDecoder(target.model, batch, capacity, target.stop_ids, max_new_tokens)
+    return GenerateDecoder(target.model.model, batch, target.stop_ids, max_new_tokens)

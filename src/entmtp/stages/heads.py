@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from entmtp.config import BenchConfig, CorpusConfig, DecodingConfig, HeadsConfig, from_plain
+from entmtp.config import BenchConfig, CorpusConfig, DecodingConfig, HeadsConfig, PlotConfig, from_plain
 from entmtp.errors import EntmtpError
 from entmtp.evaluation.schema import check_schema
 from entmtp.io import read_json, read_jsonl, read_parquet, write_json, write_jsonl, write_parquet
@@ -32,9 +32,14 @@ def random_heads(inp, out, params) -> None:
 def convert_heads(inp, out, params) -> None:
     """A published checkpoint (Hub or folder) to the native format."""
     from entmtp.heads.convert import convert_published
+    from entmtp.heads.drafter import make_drafter
+    from entmtp.heads.model import load_heads
+    from entmtp.heads.self_test import warn_if_implausible
 
     config, (base, _) = from_plain(HeadsConfig, params["heads"]), open_block({**params, "device": "cpu"})
-    convert_published(config, base, Path(out.heads).parent)
+    folder = Path(out.heads).parent
+    convert_published(config, base, folder)
+    warn_if_implausible(base, make_drafter(load_heads(folder, base), base, config.width), f"the heads in {folder}")
 
 
 def heads_text(inp, out, params) -> None:
@@ -66,6 +71,22 @@ def train_heads(inp, out, params) -> None:
     base, _ = open_block(params)
     files = {name: list(getattr(inp, name)) for name in ("texts", "features", "prompts")}
     train_recipe(base, config, corpus, files, Path(out.heads).parent, params["command"])
+
+
+def heads_vocabulary(inp, out, params) -> None:
+    """The trade-off between what a draft vocabulary covers and what it costs."""
+    from entmtp.evaluation.figures import save_figure, vocabulary_curve
+    from entmtp.heads import vocabulary
+    from entmtp.heads.features import Features
+
+    config, plot = from_plain(HeadsConfig, params["heads"]), from_plain(PlotConfig, params["plot"])
+    base, _ = open_block(params)
+    plain_ms = vocabulary.plain_step_ms(base, params["repeats"])
+    sizes = [2**n for n in range(9, 20) if 2**n >= config.width]
+    rows = vocabulary.vocabulary_curve(base, Features.open(list(inp.features)), sizes, config.depth, config.width,
+                                       plain_ms, params["repeats"])  # fmt: skip
+    save_figure(vocabulary_curve(rows, vocabulary.knee(rows), plot), Path(out.curve).with_suffix(""))
+    write_json(out.curve, {"dtype": base.dtype_name, "plain_ms": plain_ms, "knee": vocabulary.knee(rows), "rows": rows})
 
 
 def heads_eval_texts(inp, out, params) -> None:
