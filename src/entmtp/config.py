@@ -70,6 +70,7 @@ class TrainConfig:
     """Training of draft heads on a corpus."""
 
     draft_vocab: int = 8192
+    text_share: float = 1.0  # share of the training texts that is used: for learning curves
     epochs: int = 4  # at most
     patience: int = 2  # stop after this many epochs without a better replayed accept length
     batch_positions: int = 1024

@@ -1,4 +1,4 @@
-"""Training and judging draft heads through the DAG, on the two-layer random model: text, features, heads, heads.json."""
+"""Training and judging draft heads through the DAG on the two-layer random model."""
 
 import json
 
@@ -13,24 +13,13 @@ KINDS = ["hydra_plus", "medusa"]
 
 
 def overrides(prompts) -> str:
-    return " ".join(
-        [
-            "heads.source=train",
-            f"heads_trained=[{','.join(KINDS)}]",
-            "tasks=[sharegpt]",
-            "heads_tasks=[sharegpt]",
-            f"corpus.prompts=[{{file:{prompts},column:prompt,samples:2}}]",
-            "corpus.exclude=[]",
-            "corpus.shards=2",
-            "corpus.batch=4",
-            "corpus.max_new_tokens=12",
-            "corpus.held_out=0.3",
-            "corpus.dtype=float32",
-            "heads.train.draft_vocab=64",
-            "heads.train.epochs=2",
-            "heads.train.batch_positions=32",
-        ]  # fmt: skip
-    )
+    chosen = [
+        "heads.source=train", f"heads_trained=[{','.join(KINDS)}]", "tasks=[sharegpt]", "heads_tasks=[sharegpt]",
+        f"corpus.prompts=[{{file:{prompts},column:prompt,samples:2}}]", "corpus.exclude=[]", "corpus.shards=2",
+        "corpus.batch=4", "corpus.max_new_tokens=12", "corpus.held_out=0.3", "corpus.dtype=float32",
+        "heads.train.draft_vocab=64", "heads.train.epochs=2", "heads.train.batch_positions=32",
+    ]  # fmt: skip
+    return " ".join(chosen)
 
 
 @pytest.fixture(scope="module")

@@ -136,6 +136,16 @@ def test_held_out_prompts_are_never_trained_on(tiny, features, tmp_path, monkeyp
     assert history[-1]["positions"] == sum(text.end - text.start for text in held)
 
 
+def test_a_share_of_the_texts_is_the_start_of_the_whole(tiny, features):
+    whole = HeadsTrainer(tiny, features, make_config())
+    part = HeadsTrainer(tiny, features, make_config(text_share=0.3))
+    assert len(part.texts) == -(-3 * len(whole.texts) // 10)
+    assert torch.equal(part.texts, whole.texts[: len(part.texts)])
+    assert torch.equal(part.index, features.positions(part.texts))
+    assert torch.equal(part.heads.token_map, whole.heads.token_map)
+    assert torch.equal(part.held.texts, whole.held.texts)
+
+
 def test_a_prefix_layer_trains_on_whole_training_texts(tiny, features):
     trainer = HeadsTrainer(tiny, features, make_config("hydra_plus"))
     batches = trainer.batches(0)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from entmtp.target.llama import FusedLayers
+from entmtp.target.llama import FAMILY, FusedLayers
 
 
 @dataclass
@@ -38,7 +38,7 @@ def prefix_like(config) -> PrefixFormat:
         intermediate_size=config.intermediate_size,
         eps=getattr(config, "rms_norm_eps", 1e-5),
         max_positions=config.max_position_embeddings,
-        rope=dict(getattr(config, "rope_parameters", None) or PrefixFormat(1, 1, 1, 1).rope),
+        **({"rope": dict(config.rope_parameters)} if config.model_type in FAMILY else {}),  # others: plain rotary
     )
 
 

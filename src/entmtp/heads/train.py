@@ -30,7 +30,8 @@ from entmtp.io import atomic, sha256_json
 class HeadsTrainer:
     def __init__(self, target, features: Features, config: HeadsConfig):
         self.features, self.config, self.train, self.device = features, config, config.train, target.device
-        self.texts = features.text_numbers(held_out=False)
+        self.texts = features.text_numbers(held_out=False)  # in the order of their keys, which are hashes
+        self.texts = self.texts[: math.ceil(self.train.text_share * len(self.texts))]
         self.index = features.positions(self.texts)
         if not len(self.index):
             raise EntmtpError("heads training: no position to train on; more or longer texts are needed")
