@@ -124,7 +124,7 @@ else:
         threads: workflow.cores
         params:
             **{**base(), "dtype": CFG.corpus.dtype},
-            corpus=PLAIN["corpus"],
+            corpus=lambda wildcards: PLAIN["corpus"],
             shard=lambda wildcards: int(wildcards.shard),
         script:
             "../scripts/heads_text.py"
@@ -184,7 +184,7 @@ else:
         params:
             **{**base(), "dtype": CFG.corpus.dtype},
             heads=lambda wildcards: to_plain(HEADS_CFG[wildcards.heads]),
-            corpus=PLAIN["corpus"],
-            command=heads_command(),
+            corpus=lambda wildcards: PLAIN["corpus"],
+            command=lambda wildcards: heads_command(),
         script:
             "../scripts/train_heads.py"
