@@ -7,14 +7,15 @@ decoder, step for step.
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from entmtp.calibration import kernels
 from entmtp.errors import EntmtpError
-from entmtp.policy.schedulers import Policy
-from entmtp.tree.topology import Path, Tree
+from entmtp.policy.schedulers import LadderPolicy, Policy, TauPolicy
+from entmtp.tree.topology import Tree
 
 
 @dataclass
@@ -32,17 +33,18 @@ class PromptTrace:
 
 
 class Trace:
-    """The texts of one task under one kind of heads, with every tree's acceptance computed once."""
+    """The texts of one task under one kind of heads, flat over positions; each tree's acceptance is computed once."""
 
     def __init__(self, prompts: list[PromptTrace]):
         if not prompts:
             raise EntmtpError("a rank trace without prompts: is the split empty?")
         self.prompts = prompts
         self.depth = prompts[0].ranks.shape[1]
-        self.ranks = np.concatenate([prompt.ranks for prompt in prompts])
-        self.base = int(self.ranks.max()) + 2  # radix of prefix codes
+        self.ranks = np.ascontiguousarray(np.concatenate([prompt.ranks for prompt in prompts]))
+        self.width = int(self.ranks.max())  # the rank that stands for "not a candidate": every text's end has it
         self.bounds = np.cumsum([0] + [len(prompt) for prompt in prompts])
-        self._accepted: dict[Tree, list[list[int]]] = {}
+        self._lengths: dict[Tree, NDArray[np.int64]] = {}
+        self._values: dict[int, NDArray[np.float64]] = {}
 
     @classmethod
     def from_frame(cls, frame: pd.DataFrame) -> "Trace":
@@ -59,44 +61,39 @@ class Trace:
             ]
         )
 
-    @cached_property
-    def codes(self) -> np.ndarray:
-        """[positions, D]: column d - 1 encodes the rank prefix of length d as one integer."""
-        codes = np.empty_like(self.ranks)
-        code = np.zeros(len(self.ranks), dtype=np.int64)
-        for d in range(self.depth):
-            code = code * self.base + self.ranks[:, d] + 1
-            codes[:, d] = code
-        return codes
+    def path_values(self, depth: int) -> NDArray[np.float64]:
+        """s_depth at every position: [N]."""
+        if depth not in self._values:
+            self._values[depth] = np.concatenate([prompt.path_values[:, depth] for prompt in self.prompts])
+        return self._values[depth]
 
-    def code(self, path: Path) -> int:
-        code = 0
-        for rank in path:
-            code = code * self.base + min(rank, self.base - 2) + 1
-        return code
+    def length(self, tree: Tree) -> NDArray[np.int64]:
+        """num_accepted of `tree` at every position: [N]."""
+        if tree not in self._lengths:
+            # rank `width` is no path's rank, here as live
+            tree.check_fits(tree.depth, self.width, "replayed tree")
+            self._lengths[tree] = num_accepted(self, tree)
+        return self._lengths[tree]
+
+    def lengths(self, trees: list[Tree]) -> NDArray[np.int64]:
+        """[trees, N]."""
+        return np.stack([self.length(tree) for tree in trees])
 
     def accepted(self, tree: Tree) -> list[list[int]]:
-        """num_accepted of `tree` at every position: per prompt a list [N]."""
-        if tree not in self._accepted:
-            # rank `width` stands for "not a candidate" and is no path's rank, here as live (every text's end has it)
-            tree.check_fits(tree.depth, int(self.ranks.max()), "replayed tree")
-            flat = num_accepted(self, tree)
-            self._accepted[tree] = [
-                flat[start:end].tolist() for start, end in zip(self.bounds[:-1], self.bounds[1:], strict=True)
-            ]
-        return self._accepted[tree]
+        """num_accepted of `tree` at every position: per prompt a list."""
+        flat = self.length(tree)
+        return [flat[start:end].tolist() for start, end in zip(self.bounds[:-1], self.bounds[1:], strict=True)]
 
 
-def num_accepted(trace: Trace, tree: Tree) -> np.ndarray:
-    """int [positions]: length of the longest prefix of each position's ranks that is a path of the tree."""
-    alive = np.ones(len(trace.ranks), dtype=bool)
-    total = np.zeros(len(trace.ranks), dtype=np.int64)
-    for d in range(1, min(tree.depth, trace.depth) + 1):
-        # a rank beyond every candidate cannot match, since no path may hold it
-        paths = [trace.code(path) for path in tree.paths if len(path) == d and max(path) <= trace.base - 2]
-        alive = alive & np.isin(trace.codes[:, d - 1], paths)
-        total += alive
-    return total
+def num_accepted(trace: Trace, tree: Tree) -> NDArray[np.int64]:
+    """[N]: length of the longest prefix of each position's ranks that is a path of the tree."""
+    return _follow(trace, tree)[0]
+
+
+def _follow(trace: Trace, tree: Tree) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    lengths, ends = np.zeros((2, len(trace.ranks)), dtype=np.int64)
+    kernels.follow(kernels.child_table(tree, max(trace.width, tree.max_rank + 1)), trace.ranks, lengths, ends)
+    return lengths, ends
 
 
 @dataclass
@@ -115,13 +112,7 @@ class Rollout:
 
 def self_rollout(trace: Trace, tree: Tree) -> Rollout:
     """The tree's own run over every text (paper stage 2, without the model)."""
-    steps = accepted = 0
-    for acceptance in trace.accepted(tree):
-        i, last = 0, len(acceptance) - 1
-        while i < last:
-            accepted += acceptance[i]
-            steps += 1
-            i += acceptance[i] + 1
+    steps, accepted = kernels.walk(trace.length(tree), trace.bounds)
     return Rollout(steps, accepted, int(trace.bounds[-1]))
 
 
@@ -133,16 +124,11 @@ class ReplayObserver:
 
     def observe(self, tree: Tree) -> Counter:
         """Counter of accepted paths, one a step; () when nothing was accepted."""
-        paths: Counter = Counter()
-        for prompt, acceptance in zip(self.trace.prompts, self.trace.accepted(tree), strict=True):
-            i, last = 0, len(acceptance) - 1
-            ranks = prompt.ranks
-            while i < last:
-                count = acceptance[i]
-                paths[tuple(ranks[i, :count].tolist())] += 1
-                i += count + 1
-        del self.trace._accepted[tree]  # the search looks at each union tree once
-        return paths
+        tree.check_fits(tree.depth, self.trace.width, "replayed tree")
+        lengths, ends = _follow(self.trace, tree)
+        counts = np.zeros(tree.num_nodes + 1, dtype=np.int64)
+        kernels.walk_ends(lengths, ends, self.trace.bounds, counts)
+        return Counter({path: int(n) for path, n in zip([(), *tree.paths], counts, strict=True) if n})
 
 
 @dataclass
@@ -172,17 +158,28 @@ def replay_policy(trace: Trace, policy: Policy) -> list[list[ReplayStep]]:
     return runs
 
 
+def replay_uses(trace: Trace, policy: Policy) -> NDArray[np.int64]:
+    """Steps that `policy` takes with each of its trees over all texts: [trees].
+
+    Compiled for the policies whose rules are compiled too, step by step for any other; the same counts either way.
+    """
+    lengths = trace.lengths(policy.trees)
+    uses = np.zeros(len(policy.trees), dtype=np.int64)
+    if type(policy) is TauPolicy:
+        signal = trace.path_values(policy.depth)
+        kernels.walk_tau(lengths, signal, trace.bounds, policy.tau_on, policy.tau_off, policy.start, uses)
+    elif type(policy) is LadderPolicy:
+        choices = np.searchsorted(policy.thresholds, trace.path_values(policy.depth), side="left")
+        kernels.walk_choices(lengths, choices, trace.bounds, uses)
+    elif type(policy) is Policy:
+        uses[policy.start] = kernels.walk(lengths[policy.start], trace.bounds)[0]
+    else:
+        for steps in replay_policy(trace, policy):
+            for step in steps:
+                uses[step.tree] += 1
+    return uses
+
+
 def replay_milliseconds(trace: Trace, policy: Policy, step_ms: list[float]) -> float:
     """Total milliseconds of all steps of `policy` on all texts, `step_ms` per tree of the policy."""
-    acceptance = [trace.accepted(tree) for tree in policy.trees]
-    total, choose, use_signal = 0.0, policy.choose, policy.depth is not None
-    for index, prompt in enumerate(trace.prompts):
-        policy.reset()
-        accepted = [per_tree[index] for per_tree in acceptance]
-        signals = prompt.path_values[:, policy.depth].tolist() if use_signal else [0.0] * len(prompt)
-        i, last = 0, len(prompt) - 1
-        while i < last:
-            tree = choose(signals[i])
-            total += step_ms[tree]
-            i += accepted[tree][i] + 1
-    return total
+    return float(replay_uses(trace, policy) @ np.asarray(step_ms, dtype=float))

@@ -79,7 +79,7 @@ class _Fitter:
         return {key: value for key, value in best.items() if key not in ("policy", "kind")}
 
     def _values(self, depth: int) -> np.ndarray:
-        return np.concatenate([prompt.path_values[:, depth] for prompt in self.trace.prompts])
+        return self.trace.path_values(depth)
 
     def _tau_options(self, depth: int) -> list[dict]:
         """Every pair of bank trees and the whole bank, over a grid of (tau_on, tau_off) at quantiles of s."""
@@ -113,7 +113,7 @@ class _Fitter:
         step_ms = np.array(self.step_ms(depth, trees))
         counts = np.bincount(bins, minlength=len(edges) + 1)
         tokens = np.stack([
-            np.bincount(bins, weights=np.concatenate(self.trace.accepted(self.bank.trees[index].tree)) + 1.0,
+            np.bincount(bins, weights=self.trace.length(self.bank.trees[index].tree) + 1.0,
                         minlength=len(edges) + 1)
             for index in trees
         ], axis=1)  # fmt: skip  # [bins, trees]: tokens of a step from each of the bin's positions
