@@ -66,7 +66,7 @@ def _need(config: Config, path: Path) -> Path:
 
 
 def _evaluate(config: Config) -> dict:
-    from entmtp.calibration.latency import LatencyTable
+    from entmtp.calibration.latency_table import LatencyTable
     from entmtp.calibration.replay import Trace
     from entmtp.policy.fit import build_policy, fit_policy
     from entmtp.session import run_folder

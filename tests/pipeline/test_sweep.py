@@ -9,7 +9,7 @@ from types import SimpleNamespace as Files
 import pandas as pd
 import pytest
 
-from entmtp.calibration.latency import LatencyTable
+from entmtp.calibration.latency_table import LatencyTable
 from entmtp.calibration.replay import Trace
 from entmtp.config import PolicyConfig, compose, to_plain
 from entmtp.io import read_json, read_parquet, write_json, write_jsonl

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 from entmtp.errors import EntmtpError
 from entmtp.heads.drafter import make_drafter, top1_prob
-from entmtp.tree.topology import CompiledTree, Tree
+from entmtp.tree.compiled import CompiledTree
+from entmtp.tree.topology import Tree
 
 ARCHS = ("medusa", "hydra")
 ROOT = 40

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entmtp.calibration.latency import LatencyTable
+from entmtp.calibration.latency_table import LatencyTable
 from entmtp.calibration.replay import PromptTrace, Trace, replay_policy
 from entmtp.config import PolicyConfig
 from entmtp.errors import EntmtpError

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from entmtp.calibration.latency import LatencyTable
+from entmtp.calibration.latency_table import LatencyTable
 from entmtp.calibration.replay import PromptTrace, Trace
 from entmtp.config import CorpusConfig, PlotConfig
 from entmtp.decoding.engine import Decoder

@@ -23,7 +23,8 @@ from entmtp.target.cache import KVCache
 from entmtp.target.fetch import fetch_target
 from entmtp.target.generic import GenericForward
 from entmtp.target.load import load_target, wrap_model
-from entmtp.tree.topology import CompiledTree, Tree
+from entmtp.tree.compiled import CompiledTree
+from entmtp.tree.topology import Tree
 
 VOCAB, POSITIONS = 61, 64
 SIZES = {

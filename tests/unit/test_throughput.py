@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 
-from entmtp.calibration.latency import LatencyTable, measure_latency
+from entmtp.calibration.latency import measure_latency
+from entmtp.calibration.latency_table import LatencyTable
 from entmtp.calibration.replay import PromptTrace, Trace, self_rollout
-from entmtp.calibration.throughput import build_bank, choose_shortlist, measure, predict, timing_prompts
+from entmtp.calibration.throughput import choose_shortlist, measure, predict, timing_prompts
 from entmtp.config import BankConfig, DecodingConfig, LatencyConfig
 from entmtp.decoding.engine import Decoder, Generation, Step
 from entmtp.errors import EntmtpError
 from entmtp.policy.schedulers import Policy
+from entmtp.tree.bank import build_bank
 from entmtp.tree.topology import Tree
 
 CHAIN = Tree.of([(0,), (0, 0), (0, 0, 0)])

@@ -9,7 +9,8 @@ from entmtp.calibration.traces import COLUMNS, trace_text
 from entmtp.decoding.engine import make_chooser
 from entmtp.decoding.sampling import Chooser
 from entmtp.errors import EntmtpError
-from entmtp.tree.topology import CompiledTree, Tree
+from entmtp.tree.compiled import CompiledTree
+from entmtp.tree.topology import Tree
 
 ARCHS, MODES = ("medusa", "hydra", "hydra_plus"), ("greedy", "sample")
 WIDTH, DEPTH = 16, 4

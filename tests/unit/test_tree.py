@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from entmtp.errors import EntmtpError
 from entmtp.io import read_json
 from entmtp.tree.bank import Bank, BankTree, strict_pareto
+from entmtp.tree.compiled import CompiledTree
 from entmtp.tree.defaults import default_tree
-from entmtp.tree.topology import CompiledTree, Tree
+from entmtp.tree.topology import Tree
 
 PATHS = st.sets(st.lists(st.integers(0, 4), min_size=1, max_size=4).map(tuple), max_size=10)
 TREES = PATHS.map(lambda paths: Tree.of({path[:k] for path in paths for k in range(1, len(path) + 1)}))
@@ -71,7 +72,7 @@ def test_mask_slice_is_zero_on_the_context_and_the_tree_on_the_right(tree, group
     assert mask.shape == (groups * n, context + n)
     assert mask.dtype == dtype
     assert mask.data_ptr() >= compiled.buffer.data_ptr()  # a view: a step writes nothing
-    block = torch.where(tree.ancestors(), 0.0, torch.finfo(dtype).min).to(dtype)
+    block = torch.where(torch.from_numpy(tree.ancestors()), 0.0, torch.finfo(dtype).min).to(dtype)
     for group in range(groups):
         rows = mask[group * n : (group + 1) * n]
         assert torch.all(rows[:, :context] == 0)

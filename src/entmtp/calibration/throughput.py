@@ -1,14 +1,13 @@
-"""Throughput evaluation (paper stage 3) and the Pareto bank."""
+"""Throughput evaluation (paper stage 3): which trees are worth timing, and their live timing."""
 
 import random
 
-from entmtp.calibration.latency import LatencyTable
+from entmtp.calibration.latency_table import LatencyTable
 from entmtp.calibration.replay import Trace, self_rollout
-from entmtp.config import BankConfig, DecodingConfig
+from entmtp.config import DecodingConfig
 from entmtp.decoding.engine import Decoder
 from entmtp.errors import EntmtpError
 from entmtp.policy.schedulers import Policy
-from entmtp.tree.bank import BankTree, strict_pareto
 from entmtp.tree.topology import Tree
 
 
@@ -123,24 +122,6 @@ def _same_steps(trace: Trace, tree: Tree, prompt_id: str, run) -> bool:
             return False
         i += step.accepted + 1
     return True
-
-
-def build_bank(rows: list[dict], config: BankConfig) -> list[BankTree]:
-    """Strict Pareto set over (num_nodes, tokens/s) of the measured (or all predicted) trees.
-
-    Measured throughput joins the live step time with the replayed accept length of the whole calibration split: the
-    accept length on the few timed prompts is noise that replay need not suffer.
-    """
-    entries = []
-    for row in rows:
-        if row["num_nodes"] == 0 and not config.empty_tree:
-            continue
-        step_ms = row["measured_step_ms"] if config.basis == "measured" else row["predicted_step_ms"]
-        if step_ms is None:
-            continue
-        speed = 1000 * row["accept_length"] / step_ms
-        entries.append(BankTree(Tree.of(row["paths"]), row["accept_length"], speed, step_ms))
-    return strict_pareto(entries, config.min_gain)
 
 
 def timing_prompts(prompts: list[dict], count: int, seed: int) -> list[dict]:

@@ -18,7 +18,8 @@ from entmtp.decoding.verify import accept_exact, accept_typical
 from entmtp.errors import EntmtpError
 from entmtp.heads.drafter import Drafter, top1_prob
 from entmtp.policy.schedulers import Policy
-from entmtp.tree.topology import CompiledTree, Tree
+from entmtp.tree.compiled import CompiledTree
+from entmtp.tree.topology import Tree
 
 
 @dataclass

@@ -6,7 +6,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from entmtp.calibration.latency import LatencyTable
+from entmtp.calibration.latency_table import LatencyTable
 from entmtp.calibration.replay import Trace, self_rollout
 from entmtp.config import DecodingConfig
 from entmtp.decoding.engine import Decoder

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from entmtp.heads.packed import PackedHeads, top1_prob
-from entmtp.tree.topology import CompiledTree
+from entmtp.tree.compiled import CompiledTree
 
 
 class HydraDrafter(PackedHeads):

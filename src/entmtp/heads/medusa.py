@@ -5,7 +5,7 @@ from torch import Tensor
 
 from entmtp.heads.model import run_body
 from entmtp.heads.packed import PackedHeads, top1_prob
-from entmtp.tree.topology import CompiledTree
+from entmtp.tree.compiled import CompiledTree
 
 
 class MedusaDrafter(PackedHeads):

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 
-from entmtp.calibration.latency import LatencyTable
+from entmtp.calibration.latency_table import LatencyTable
 from entmtp.calibration.replay import Trace, replay_milliseconds
 from entmtp.config import PolicyConfig
 from entmtp.errors import EntmtpError

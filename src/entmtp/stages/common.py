@@ -4,6 +4,7 @@ A stage is a function `(inp, out, params)`: `inp` and `out` have the rule's file
 rule's block of the configuration. Snakemake itself is not imported, so tests pass plain namespaces.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -50,9 +51,10 @@ def run_rule(job, stage: Callable) -> None:
 
 
 def _set_threads(threads: int) -> None:
-    import torch
-
-    torch.set_num_threads(threads)
+    """Before torch is imported: jobs that need no model are spared its two seconds."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
 
 
 def open_block(params, folder: str | None = None, capacity: int = 0):

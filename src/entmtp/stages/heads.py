@@ -101,7 +101,7 @@ def heads_eval_texts(inp, out, params) -> None:
 
 def heads_eval(inp, out, params) -> None:
     """One kind of heads on one task."""
-    from entmtp.calibration.latency import LatencyTable
+    from entmtp.calibration.latency_table import LatencyTable
     from entmtp.calibration.replay import Trace
     from entmtp.calibration.texts import trace_rows
     from entmtp.heads.evaluate import evaluate_heads

@@ -122,7 +122,7 @@ def throughput(inp, out, params) -> None:
     from dataclasses import replace
 
     from entmtp.calibration import throughput as stage
-    from entmtp.calibration.latency import LatencyTable
+    from entmtp.calibration.latency_table import LatencyTable
     from entmtp.calibration.replay import Trace
     from entmtp.session import capacity_for
     from entmtp.tasks import read_prompts
@@ -143,8 +143,7 @@ def throughput(inp, out, params) -> None:
 
 
 def bank(inp, out, params) -> None:
-    from entmtp.calibration.throughput import build_bank
-    from entmtp.tree.bank import Bank
+    from entmtp.tree.bank import Bank, build_bank
 
     config = from_plain(BankConfig, params["bank"])
     trees = build_bank(read_json(inp.throughput)["trees"], config)
@@ -154,7 +153,7 @@ def bank(inp, out, params) -> None:
 
 
 def policy(inp, out, params) -> None:
-    from entmtp.calibration.latency import LatencyTable
+    from entmtp.calibration.latency_table import LatencyTable
     from entmtp.calibration.replay import Trace
     from entmtp.policy.fit import fit_policy
     from entmtp.tree.bank import Bank

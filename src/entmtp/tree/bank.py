@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from entmtp.config import BankConfig
 from entmtp.errors import EntmtpError
 from entmtp.io import read_json, write_json
 from entmtp.tree.topology import Tree
@@ -75,3 +76,21 @@ def strict_pareto(trees: list[BankTree], min_gain: float) -> list[BankTree]:
         if not kept or entry.tokens_per_s > kept[-1].tokens_per_s + min_gain:
             kept.append(entry)
     return kept
+
+
+def build_bank(rows: list[dict], config: BankConfig) -> list[BankTree]:
+    """Strict Pareto set over (num_nodes, tokens/s) of the measured (or all predicted) trees.
+
+    Measured throughput joins the live step time with the replayed accept length of the whole calibration split: the
+    accept length on the few timed prompts is noise that replay need not suffer.
+    """
+    entries = []
+    for row in rows:
+        if row["num_nodes"] == 0 and not config.empty_tree:
+            continue
+        step_ms = row["measured_step_ms"] if config.basis == "measured" else row["predicted_step_ms"]
+        if step_ms is None:
+            continue
+        speed = 1000 * row["accept_length"] / step_ms
+        entries.append(BankTree(Tree.of(row["paths"]), row["accept_length"], speed, step_ms))
+    return strict_pareto(entries, config.min_gain)
