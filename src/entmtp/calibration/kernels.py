@@ -116,3 +116,65 @@ def shortest(lengths, step_ms, bounds, choices):
             choices[i] = chosen
         total += remaining[0]
     return total
+
+
+@njit(cache=True, nogil=True)
+def grow_all(order, probability, depth, parent, on_path, expand, max_depth, most, rate, step_ms, edges, values, nodes,
+             accepted, rows):  # fmt: skip
+    """GrowingPolicy's very rules at every position: nodes [N], accepted [N] and rows [N, D] of the grown trees.
+
+    `rate` < 0 takes the `most` likeliest candidates; else as many as are worth their milliseconds. Of an unexpanded
+    parent no child counts. Arrays as in GrowthTrace; edges, values as in Calibration, padded.
+    """
+    positions, count = order.shape
+    seen = np.zeros(count, dtype=np.bool_)  # candidates that a live step would have made
+    grown = np.zeros(count, dtype=np.bool_)  # parents whose children have been counted as rows
+    for i in range(positions):
+        seen[:] = False
+        grown[:] = False
+        if expand <= 1.0 and max_depth > 0:
+            rows[i, 0] = 1
+        for column in range(count):  # in order of making
+            above = parent[i, column]
+            if depth[i, column] > max_depth or expand > 1.0:
+                continue
+            if above < 0:
+                seen[column] = True
+            elif seen[above] and probability[i, above] >= expand:
+                seen[column] = True
+                if not grown[above]:
+                    grown[above] = True
+                    rows[i, depth[i, column] - 1] += 1
+        taken, best, hits, best_hits = 0, 0, 0, 0
+        gained, value = 0.0, 0.0
+        for place in range(count):
+            column = order[i, place]
+            if not seen[column]:
+                continue
+            if taken == most:
+                break
+            taken += 1
+            hits += on_path[i, column]
+            if rate < 0:
+                best, best_hits = taken, hits
+                continue
+            level = depth[i, column] - 1
+            gained += values[level, np.searchsorted(edges[level], probability[i, column], side="right")]
+            worth = gained - rate * (step_ms[taken] - step_ms[0])
+            if worth > value:
+                value, best, best_hits = worth, taken, hits
+        nodes[i] = best
+        accepted[i] = best_hits
+
+
+@njit(cache=True, nogil=True)
+def walk_cost(lengths, cost, bounds):
+    """A run whose step at position i accepts lengths[i] and costs cost[i]: (steps, total cost)."""
+    steps, total = 0, 0.0
+    for text in range(len(bounds) - 1):
+        i, last = bounds[text], bounds[text + 1] - 1
+        while i < last:
+            total += cost[i]
+            steps += 1
+            i += lengths[i] + 1
+    return steps, total

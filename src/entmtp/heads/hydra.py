@@ -37,6 +37,10 @@ class HydraDrafter(PackedHeads):
         embeddings = self.target.model.embed(paths.reshape(-1)).view(rows, -1)
         return self.logits(depth, torch.cat([state.expand(rows, -1), embeddings], dim=-1))
 
+    def step_logits(self, depth: int, paths: Tensor) -> Tensor:
+        """Draft logits [rows, draft_vocab] at this position after token paths [rows, depth], root first."""
+        return self.path_logits(depth, self.state, paths)
+
     def greedy_probs(self, depth: int) -> Tensor:
         """float32 [depth]: q_1..q_depth."""
         self.extend(depth)

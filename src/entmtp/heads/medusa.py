@@ -26,6 +26,10 @@ class MedusaDrafter(PackedHeads):
         """Draft logits [rows, draft_vocab] of head `depth`: the drafted path does not matter to Medusa."""
         return self.logits(depth, state)
 
+    def step_logits(self, depth: int, paths: Tensor) -> Tensor:
+        """Draft logits [rows, draft_vocab] of head `depth` at this position, the same for every path."""
+        return self.head_logits[depth - 1].expand(len(paths), -1)
+
     def extend(self, depth: int) -> None:
         """Nothing to do: all heads were evaluated at the start."""
 

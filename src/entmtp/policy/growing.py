@@ -1,0 +1,61 @@
+"""Schedulers without a bank: the tree of a step follows the heads' own probabilities.
+
+- `dynamic` (EAGLE-2, arXiv 2406.16858; OPT-Tree, arXiv 2406.17276): always the `nodes` likeliest candidates.
+- `marginal`: as many of the likeliest as pay. A node that is accepted with probability a saves a * (1 / rate) seconds
+  of later steps at `rate` tokens a second; it is worth having while that exceeds what it adds to this step.
+
+Both look at the same candidates: at each depth the `beam` likeliest nodes whose path probability is at least `expand`
+get `children` children each. `expand` is one number for all depths, so whether a node is expanded does not depend on
+what less likely nodes did: the rule that makes exact replay possible from one stored expansion (calibration/growth.py).
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from entmtp.policy.schedulers import Policy
+
+
+@dataclass
+class Calibration:
+    """Acceptance probability of a node by its path probability, per depth: piecewise constant, non-decreasing."""
+
+    edges: list[list[float]]  # per depth, ascending
+    values: list[list[float]]  # per depth, one more than edges
+
+    def accepted(self, probability: float, depth: int) -> float:
+        return self.values[depth - 1][bisect_right(self.edges[depth - 1], probability)]
+
+
+@dataclass
+class GrowingPolicy(Policy):
+    """`step_ms[n]`: milliseconds of verifying n drafted nodes and of everything but proposing. `rate`: tokens a
+    millisecond that the policy reaches (Dinkelbach's fixed point), the price of time. `nodes`: most nodes of a tree;
+    with `rate` None all of them are taken (`dynamic`)."""
+
+    nodes: int = 8
+    beam: int = 4
+    children: int = 8
+    max_depth: int = 4
+    expand: float = 0.05
+    rate: float | None = None
+    step_ms: list[float] = field(default_factory=list)
+    calibration: Calibration | None = None
+
+    def parents(self, frontier: list[int], probability: list[float]) -> list[int]:
+        """Which of a depth's candidates get children: the likeliest first."""
+        likely = [node for node in frontier if probability[node] >= self.expand]
+        return sorted(likely, key=lambda node: (-probability[node], node))[: self.beam]
+
+    def size(self, ranked: list[tuple[float, int]]) -> int:
+        """How many of the ranked candidates (path probability, depth) to verify."""
+        limit = min(self.nodes, len(ranked))
+        if self.rate is None:
+            return limit
+        value = gained = 0.0
+        best = 0
+        for n in range(1, limit + 1):
+            gained += self.calibration.accepted(*ranked[n - 1])
+            worth = gained - self.rate * (self.step_ms[n] - self.step_ms[0])
+            if worth > value:
+                value, best = worth, n
+        return best
