@@ -172,10 +172,10 @@ def stream(config: Config, prompt: str, chat: bool, stats: Stats) -> Iterator[st
     plain = config.policy.kind == "ar"
     heads = None if plain else config.heads
     folder = None if plain else heads_folder(heads, config.target.name, config.resources, run_folder(config))
-    decoder = open_decoder(target, heads, folder, capacity_for([{"token_ids": ids}], budget, policy.trees))
+    decoder = open_decoder(target, heads, folder, capacity_for([{"token_ids": ids}], budget, policy.max_nodes))
     if heads is not None and heads.source not in ("random", "shipped"):
         warn_if_implausible(target, decoder.drafter, f"the heads in {folder}")
-    decoder.check(ids, budget, policy.trees)
+    decoder.check(ids, budget, policy.max_nodes)
     if plain:
         chooser = make_chooser(target, config.decoding, "")
         steps = (([token], 0, 0) for token in plain_tokens(target, decoder.cache, ids, budget, chooser))

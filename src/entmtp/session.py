@@ -13,7 +13,6 @@ from entmtp.policy.fit import build_policy
 from entmtp.policy.schedulers import Policy
 from entmtp.target.load import Target, load_target
 from entmtp.tree.bank import Bank
-from entmtp.tree.topology import Tree
 
 
 def group_overrides(group: str, name: str, extra: dict) -> list[str]:
@@ -67,10 +66,10 @@ def open_decoder(target: Target, heads: HeadsConfig | None, folder: Path | None,
     return Decoder(target, make_drafter(load_heads(folder, target), target, heads.width), capacity)
 
 
-def capacity_for(prompts: Iterable[dict], max_new_tokens: int, trees: list[Tree]) -> int:
+def capacity_for(prompts: Iterable[dict], max_new_tokens: int, max_nodes: int) -> int:
     """Cache rows that the longest of the prompts needs."""
     longest = max((len(prompt["token_ids"]) for prompt in prompts), default=0)
-    return Decoder.room(longest, max_new_tokens, trees)
+    return Decoder.room(longest, max_new_tokens, max_nodes)
 
 
 def load_policy(run: str | Path, task: str, heads: str | None, policy: str) -> tuple[Policy, dict, Bank | None]:

@@ -118,8 +118,8 @@ def _live(config: Config, kind: str, policies: list) -> list[dict]:
     folder = heads_folder(heads, config.target.name, config.resources, run)
     torch.set_num_threads(config.threads or torch.get_num_threads())
     target = open_target(config.target, config.resources, config.dtype, config.device)
-    trees = [tree for policy in policies for tree in policy.trees]
-    decoder = open_decoder(target, heads, folder, capacity_for(prompts, config.decoding.max_new_tokens, trees))
+    nodes = max(policy.max_nodes for policy in policies)
+    decoder = open_decoder(target, heads, folder, capacity_for(prompts, config.decoding.max_new_tokens, nodes))
     warm = replace(config.decoding, max_new_tokens=min(config.bench.warmup_tokens, config.decoding.max_new_tokens))
 
     def decode(index: int, prompt: dict, decoding):

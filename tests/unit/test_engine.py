@@ -155,7 +155,7 @@ def test_the_model_s_last_positions_can_be_used(tiny, oracle):
     prompt = torch.randint(3, tiny.vocab_size, (1000,), generator=torch.Generator().manual_seed(0)).tolist()
     drafter = oracle()
     decoding = DecodingConfig(max_new_tokens=24)
-    decoder = Decoder(tiny, drafter, Decoder.room(1000, 24, [PERFECT, Tree.of([(0,), (1,)])]))
+    decoder = Decoder(tiny, drafter, Decoder.room(1000, 24, PERFECT.num_nodes))
     text = decoder.plain(prompt, decoding).tokens
     drafter.attach(decoder, prompt, text)
     assert decoder.generate(prompt, Policy("chain", [PERFECT]), decoding).tokens == text
@@ -166,7 +166,7 @@ def test_the_model_s_last_positions_can_be_used(tiny, oracle):
 def test_room_is_exactly_enough(tiny, prompts, trees, oracle):
     tree, prompt = trees["mc_sim_7b_63"], prompts[2]
     drafter = oracle()
-    decoder = Decoder(tiny, drafter, Decoder.room(len(prompt), 20, [tree]))
+    decoder = Decoder(tiny, drafter, Decoder.room(len(prompt), 20, tree.num_nodes))
     decoding = DecodingConfig(max_new_tokens=20)
     text = decoder.plain(prompt, decoding).tokens
     drafter.attach(decoder, prompt, text)

@@ -6,6 +6,7 @@ import torch
 
 from entmtp.calibration.growth import columns, join, replay_growth, rows_per_depth, trace_growth
 from entmtp.calibration.kernels import walk_cost
+from entmtp.errors import EntmtpError
 from entmtp.heads.grow import grow
 from entmtp.policy.growing import Calibration, GrowingPolicy
 from entmtp.tree.compiled import CompiledTree
@@ -60,7 +61,7 @@ def test_replayed_growth_is_live_growth(traced, arch):
             for i in range(0, len(text), 5):
                 case.drafter.reset()
                 case.drafter.start(hidden[: len(ids) + i], text[i])
-                tree = grow(case.drafter, text[i], policy, masks)
+                tree, _ = grow(case.drafter, text[i], policy, masks)
                 assert tree.n - 1 == told.nodes[at + i]
                 assert walk(tree, text[i:]) == told.accepted[at + i]
                 sizes.add(tree.n)
@@ -162,3 +163,29 @@ def test_a_grown_tree_has_the_masks_of_the_same_compiled_tree():
                 assert grown.mask_slice(context) is None
         for node in range(grown.n):
             assert grown.tree.path_nodes(node) == compiled.tree.path_nodes(node)
+
+
+@pytest.mark.parametrize("arch", ["medusa", "hydra", "hydra_plus"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_live_steps_are_lossless_and_replayed_exactly(traced, arch, name):
+    case, policy = traced(arch, "sample" if arch == "hydra" else "greedy"), POLICIES[name]
+    parts = [trace_growth(case.drafter, states_of(case, prompt)[1], case.texts[prompt["id"]], BEAM, CHILDREN)
+             for prompt in case.prompts]  # fmt: skip
+    told, start = replay_growth(join(parts, BEAM, CHILDREN), policy), 0
+    for prompt, run in zip(case.prompts, case.live(policy), strict=True):
+        text = case.texts[prompt["id"]]
+        assert run.tokens == text
+        i, expected = 0, []
+        while i < len(text) - 1:
+            expected.append((int(told.nodes[start + i]), int(told.accepted[start + i])))
+            i += expected[-1][1] + 1
+        assert [(step.nodes, step.accepted) for step in run.steps] == expected
+        assert all(0 <= step.scheduler_seconds < step.seconds for step in run.steps)
+        start += len(text)
+
+
+def test_what_does_not_fit_the_heads_is_refused(traced):
+    case = traced("hydra")
+    for change, message in (({"max_depth": 5}, "max_depth=5"), ({"children": 17}, "children=17")):
+        with pytest.raises(EntmtpError, match=message):
+            case.live(GrowingPolicy("d", [], **change))

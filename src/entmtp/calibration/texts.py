@@ -28,7 +28,7 @@ def calibration_texts(target, prompts: list[dict], decoding: DecodingConfig) -> 
             made[sequence.key] = sequence.tokens
             print(f"text {len(made)}/{len(prompts)} ({sequence.key}): {len(sequence.tokens)} tokens", flush=True)
     else:
-        decoder = Decoder(target, None, Decoder.room(longest, decoding.max_new_tokens, []))
+        decoder = Decoder(target, None, Decoder.room(longest, decoding.max_new_tokens, 0))
         for prompt in prompts:
             made[prompt["id"]] = decoder.plain(prompt["token_ids"], decoding, prompt["id"]).tokens
             print(f"text {len(made)}/{len(prompts)} ({prompt['id']})", flush=True)

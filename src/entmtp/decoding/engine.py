@@ -17,8 +17,11 @@ from entmtp.decoding.sampling import Chooser, GumbelNoise
 from entmtp.decoding.verify import accept_exact, accept_typical
 from entmtp.errors import EntmtpError
 from entmtp.heads.drafter import Drafter, top1_prob
+from entmtp.heads.grow import grow
+from entmtp.policy.growing import GrowingPolicy
 from entmtp.policy.schedulers import Policy
 from entmtp.tree.compiled import CompiledTree
+from entmtp.tree.grown import GrownTree, MaskPool
 from entmtp.tree.topology import Tree
 
 
@@ -67,10 +70,12 @@ class Decoder:
         if drafter is not None:
             drafter.reserve(capacity)
         self.compiled: dict[Tree, CompiledTree] = {}
+        self.masks: dict[int, MaskPool] = {}  # of growing policies, by their most nodes
 
     @staticmethod
-    def room(prompt_tokens: int, max_new_tokens: int, trees: list[Tree]) -> int:
-        return prompt_tokens + max_new_tokens + max((tree.num_nodes for tree in trees), default=0) + 1
+    def room(prompt_tokens: int, max_new_tokens: int, max_nodes: int) -> int:
+        """Cache rows that a text needs when a step drafts at most `max_nodes` nodes."""
+        return prompt_tokens + max_new_tokens + max_nodes + 1
 
     def compile(self, tree: Tree) -> CompiledTree:
         """The tree's tensors, made at first use (before decoding: a switch is then an index)."""
@@ -84,17 +89,17 @@ class Decoder:
             )
         return self.compiled[tree]
 
-    def check(self, prompt: list[int], max_new_tokens: int, trees: list[Tree]) -> None:
+    def check(self, prompt: list[int], max_new_tokens: int, max_nodes: int) -> None:
         if not prompt or not isinstance(prompt[0], int):
             raise EntmtpError("the prompt must be one non-empty list of token ids (batch size 1 only)")
         self.target.check_room(len(prompt), max_new_tokens)
-        need = self.room(len(prompt), max_new_tokens, trees)
+        need = self.room(len(prompt), max_new_tokens, max_nodes)
         if need > self.capacity:
             raise EntmtpError(f"this run needs {need} cache rows, the decoder has {self.capacity}")
 
     def plain(self, prompt: list[int], decoding: DecodingConfig, prompt_id: str = "") -> Generation:
         """Plain decoding, timed the same way as `generate`."""
-        self.check(prompt, decoding.max_new_tokens, [])
+        self.check(prompt, decoding.max_new_tokens, 0)
         chooser = make_chooser(self.target, decoding, prompt_id)
         start = time.perf_counter()
         stream = plain_tokens(self.target, self.cache, prompt, decoding.max_new_tokens, chooser)
@@ -133,12 +138,8 @@ class Decoder:
         A last root that needs no forward (a stop token, or the budget's last token) comes as a Step with nodes -1.
         """
         target, cache, stop, budget = self.target, self.cache, self.target.stop_ids, decoding.max_new_tokens
-        self.check(prompt, budget, policy.trees)
-        if policy.depth is not None and (self.drafter is None or policy.depth > self.drafter.depth):
-            have = self.drafter.depth if self.drafter else 0
-            raise EntmtpError(
-                f"policy {policy.name}: path value of depth {policy.depth}, but there are {have} draft heads"
-            )
+        self.check(prompt, budget, policy.max_nodes)
+        self._check_policy(policy)
         trees = [self.compile(tree) for tree in policy.trees]
         chooser = make_chooser(target, decoding, prompt_id)
         policy.reset()
@@ -155,7 +156,10 @@ class Decoder:
                 yield Step(0, -1, 0, 0, float("nan"), 0.0, 0.0, 0.0, [root])
                 return
             begin = time.perf_counter()
-            signal, index, tree, scheduler, switch = self._schedule(policy, trees, hidden, logits, root)
+            if isinstance(policy, GrowingPolicy):
+                signal, index, tree, scheduler, switch = self._grow(policy, hidden, root)
+            else:
+                signal, index, tree, scheduler, switch = self._schedule(policy, trees, hidden, logits, root)
             nodes, tokens, hidden, logits, root = self._verify(tree, root, chooser, decoding)
             committed = _cut([tokens[node] for node in nodes], stop, budget - count)
             count += len(committed)
@@ -164,6 +168,32 @@ class Decoder:
             yield Step(index, tree.n - 1, last, nodes[last], signal, seconds, scheduler, switch, committed)
             if committed[-1] in stop or count == budget:
                 return
+
+    def _check_policy(self, policy: Policy) -> None:
+        have = self.drafter.depth if self.drafter else 0
+        if policy.depth is not None and (self.drafter is None or policy.depth > have):
+            raise EntmtpError(
+                f"policy {policy.name}: path value of depth {policy.depth}, but there are {have} draft heads"
+            )
+        if isinstance(policy, GrowingPolicy):
+            if policy.max_depth > have:
+                raise EntmtpError(
+                    f"policy {policy.name}: max_depth={policy.max_depth}, but there are {have} draft heads"
+                )
+            if policy.children > self.drafter.width:
+                raise EntmtpError(
+                    f"policy {policy.name}: children={policy.children} exceeds heads.width={self.drafter.width}"
+                )
+            if policy.nodes not in self.masks:  # made before decoding: a step allocates nothing
+                self.masks[policy.nodes] = MaskPool(
+                    policy.nodes, self.target.mask_rows, self.capacity, self.target.dtype, self.target.device
+                )
+
+    def _grow(self, policy: GrowingPolicy, hidden: Tensor, root: int) -> tuple[float, int, GrownTree, float, float]:
+        """As `_schedule`, for a policy that grows its tree: the scheduler's time is all but the heads' own."""
+        self.drafter.start(hidden, root)
+        tree, seconds = grow(self.drafter, root, policy, self.masks[policy.nodes])
+        return float("nan"), 0, tree, seconds, seconds
 
     def _schedule(
         self, policy: Policy, trees: list[CompiledTree], hidden: Tensor, logits: Tensor, root: int
@@ -190,14 +220,16 @@ class Decoder:
         value = float(top1_prob(logits))
         return value * prod(self.drafter.greedy_probs(depth).tolist()) if depth else value
 
-    def _verify(self, tree: CompiledTree, root: int, chooser: Chooser, decoding: DecodingConfig):
+    def _verify(self, tree: CompiledTree | GrownTree, root: int, chooser: Chooser, decoding: DecodingConfig):
         """Draft, one target forward, acceptance, commit.
 
         Returns accepted nodes, all tokens, the hidden states [k, H] that the drafter needs of the accepted nodes (the
         last one, or all of them), the logits [1, V] after the last accepted node, and the next root.
         """
         target, cache = self.target, self.cache
-        if tree.n == 1:
+        if isinstance(tree, GrownTree):
+            drafted = tree.tokens
+        elif tree.n == 1:
             drafted = torch.tensor([root], device=target.device)
         else:
             drafted = self.drafter.fill(tree)

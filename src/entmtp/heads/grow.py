@@ -1,5 +1,7 @@
 """Growing a draft tree at a step: candidates depth by depth, then the likeliest of them."""
 
+from time import perf_counter
+
 import torch
 from torch import Tensor
 
@@ -15,23 +17,28 @@ def top_children(drafter, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 @torch.inference_mode()
-def grow(drafter, root: int, policy: GrowingPolicy, masks: MaskPool) -> GrownTree:
-    """The tree of this step. `drafter.start` has been called."""
+def grow(drafter, root: int, policy: GrowingPolicy, masks: MaskPool) -> tuple[GrownTree, float]:
+    """The tree of this step, and the seconds spent on anything but the heads. `drafter.start` has been called."""
+    begin, proposing = perf_counter(), 0.0
     found = Candidates([root])
     frontier = [0]
     for depth in range(1, policy.max_depth + 1):
         parents = policy.parents(frontier, found.probability)
         if not parents:
             break
+        asked = perf_counter()
         paths = torch.tensor([_path(found, parent) for parent in parents], device=masks.device)
         tokens, probability = top_children(drafter, drafter.step_logits(depth, paths), policy.children)
+        rows = list(zip(parents, tokens.tolist(), probability.tolist(), strict=True))
+        proposing += perf_counter() - asked
         first = len(found.tokens)
-        for parent, row_tokens, row_p in zip(parents, tokens.tolist(), probability.tolist(), strict=True):
+        for parent, row_tokens, row_p in rows:
             found.add(parent, row_tokens, row_p)
         frontier = list(range(first, len(found.tokens)))
     ranked = found.ranked()
     count = policy.size([(found.probability[node], found.depth[node]) for node in ranked[: policy.nodes]])
-    return GrownTree(found, ranked[:count], masks)
+    tree = GrownTree(found, ranked[:count], masks)
+    return tree, perf_counter() - begin - proposing
 
 
 def _path(found: Candidates, node: int) -> list[int]:

@@ -22,7 +22,7 @@ def accepted_on_known_text(target, drafter) -> float:
 
     prompt = encode(target.tokenizer, [{"role": "user", "content": PROMPT}])
     decoding = DecodingConfig(max_new_tokens=TOKENS)
-    decoder = Decoder(target, None, Decoder.room(len(prompt), TOKENS, []))
+    decoder = Decoder(target, None, Decoder.room(len(prompt), TOKENS, 0))
     text = decoder.plain(prompt, decoding).tokens
     rows = trace_text(target, drafter, decoder.cache, "known", prompt, text, make_chooser(target, decoding, "known"))
     run = self_rollout(Trace.from_frame(pd.DataFrame(rows)), fixed_tree(drafter.depth, drafter.width))

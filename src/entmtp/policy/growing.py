@@ -41,6 +41,10 @@ class GrowingPolicy(Policy):
     step_ms: list[float] = field(default_factory=list)
     calibration: Calibration | None = None
 
+    @property
+    def max_nodes(self) -> int:
+        return self.nodes
+
     def parents(self, frontier: list[int], probability: list[float]) -> list[int]:
         """Which of a depth's candidates get children: the likeliest first."""
         likely = [node for node in frontier if probability[node] >= self.expand]

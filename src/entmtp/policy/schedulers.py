@@ -8,7 +8,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from entmtp.errors import EntmtpError
-from entmtp.tree.topology import Tree
+from entmtp.tree.topology import Tree, largest
 
 
 @dataclass
@@ -22,6 +22,11 @@ class Policy:
     trees: list[Tree]
     start: int = 0
     depth: int | None = None
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of the largest tree that the policy may use: what a cache must have room for."""
+        return largest(self.trees)
 
     def reset(self) -> None:
         """Called at the start of every prompt: no state survives from one to the next."""

@@ -107,11 +107,12 @@ def heads_eval(inp, out, params) -> None:
     from entmtp.heads.evaluate import evaluate_heads
     from entmtp.session import capacity_for
     from entmtp.tasks import read_prompts
+    from entmtp.tree.topology import largest
 
     decoding, bench = from_plain(DecodingConfig, params["decoding"]), from_plain(BenchConfig, params["bench"])
     prompts, trees = read_prompts(inp.prompts, "test"), read_trees(inp.recalibrated)
     base, decoder = open_block(params, str(Path(inp.heads).parent),
-                               capacity_for(prompts, decoding.max_new_tokens, trees))  # fmt: skip
+                               capacity_for(prompts, decoding.max_new_tokens, largest(trees)))  # fmt: skip
     texts = {row["prompt_id"]: list(row["tokens"]) for row in read_parquet(inp.texts).to_dict("records")}
     tie = bench.tie_margin[params["dtype"]]
     test = Path(out.rows).with_suffix(".traces.parquet")

@@ -86,12 +86,11 @@ def _live_observer(inp, params, config: SearchConfig):
     from entmtp.calibration.rollout import LiveObserver
     from entmtp.session import capacity_for
     from entmtp.tasks import read_prompts
-    from entmtp.tree.topology import Tree
 
     chosen = read_prompts(inp.prompts, "calib")[: config.rollout_prompts]
     decoding = from_plain(DecodingConfig, params["decoding"])
-    union = Tree.of([(rank,) for rank in range(2 * config.max_nodes + 2)])  # as large as any union tree
-    _, decoder = open_block(params, str(Path(inp.heads).parent), capacity_for(chosen, decoding.max_new_tokens, [union]))
+    union = 2 * config.max_nodes + 2  # nodes of the largest union tree
+    _, decoder = open_block(params, str(Path(inp.heads).parent), capacity_for(chosen, decoding.max_new_tokens, union))
     return LiveObserver(decoder, chosen, decoding)
 
 
@@ -126,7 +125,7 @@ def throughput(inp, out, params) -> None:
     from entmtp.calibration.replay import Trace
     from entmtp.session import capacity_for
     from entmtp.tasks import read_prompts
-    from entmtp.tree.topology import Tree
+    from entmtp.tree.topology import Tree, largest
 
     config, decoding = from_plain(BankConfig, params["bank"]), from_plain(DecodingConfig, params["decoding"])
     trace = Trace.from_frame(read_parquet(inp.traces))
@@ -135,7 +134,8 @@ def throughput(inp, out, params) -> None:
     chosen = stage.choose_shortlist(rows, config.shortlist)
     timed = stage.timing_prompts(read_prompts(inp.prompts, "calib"), config.prompts, params["seed"])
     short = replace(decoding, max_new_tokens=min(config.max_new_tokens, decoding.max_new_tokens))
-    base, decoder = open_block(params, str(Path(inp.heads).parent), capacity_for(timed, short.max_new_tokens, trees))
+    capacity = capacity_for(timed, short.max_new_tokens, largest(trees))
+    base, decoder = open_block(params, str(Path(inp.heads).parent), capacity)
     exact = base.dtype_name == "float32" and decoding.mode != "typical"
     compared = stage.measure(decoder, rows, chosen, timed, short, params["task"], trace if exact else None)
     write_json(out.throughput, {"task": params["task"], "heads": params["kind"], "replay_check": compared,

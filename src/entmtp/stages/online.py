@@ -18,8 +18,7 @@ def bench(inp, out, params) -> None:
     tests = read_prompts(inp.prompts, "test")
     loaded = {name: load_policy(params["run"], params["task"], heads, name) for name, heads in params["arms"].items()}
     policies = {name: entry[0] for name, entry in loaded.items()}
-    trees = [tree for item in policies.values() for tree in item.trees]
-    capacity = capacity_for(tests, decoding.max_new_tokens, trees)
+    capacity = capacity_for(tests, decoding.max_new_tokens, max(policy.max_nodes for policy in policies.values()))
     base, plain = open_block(params, None, capacity)
     decoders = {None: plain}
     for kind, block in params["kinds"].items():

@@ -31,6 +31,11 @@ def normalise_paths(paths: Iterable[Iterable[int]]) -> tuple[Path, ...]:
     return tuple(sorted(unique, key=lambda path: (len(path), path)))
 
 
+def largest(trees: "Iterable[Tree]") -> int:
+    """Nodes of the largest tree; 0 for none."""
+    return max((tree.num_nodes for tree in trees), default=0)
+
+
 @dataclass(frozen=True)
 class Tree:
     """A normalised, hashable draft tree. `Tree(())` is the empty tree: plain decoding."""
