@@ -12,6 +12,8 @@ from torch import Tensor
 from entmtp.target.cache import KVCache
 from entmtp.target.linear import make_linear
 
+# Compiled kernels serve steps; beyond this many rows tensor operators, which use all threads, are as good.
+MOST_ROWS = 96
 FAMILY = ("llama", "mistral", "qwen2")
 
 
@@ -30,14 +32,14 @@ def supports(config) -> bool:
 class FusedLayers:
     """Decoder layers and final norm of a transformers Llama-family body: vectors in, hidden states out."""
 
-    def __init__(self, body, dtype: torch.dtype, device: str):
+    def __init__(self, body, dtype: torch.dtype, device: str, compiled: bool = True):
         config = body.config
         self.layers = config.num_hidden_layers
         self.heads = config.num_attention_heads
         self.kv_heads = config.num_key_value_heads or self.heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.groups = self.heads // self.kv_heads
-        self.hidden_size = config.hidden_size
+        self.hidden_size, self.intermediate_size = config.hidden_size, config.intermediate_size
         self.eps = config.rms_norm_eps
         self.dtype, self.device = dtype, device
 
@@ -64,6 +66,17 @@ class FusedLayers:
             )
         self.final_norm = cast(body.norm.weight)
         self._build_rotary(body, config.max_position_embeddings)
+        self.cpu = self._compiled() if compiled else None
+
+    def _compiled(self):
+        """The same layers with compiled kernels, where this machine and dtype have them."""
+        if self.device != "cpu" or self.dtype not in (torch.float32, torch.bfloat16):
+            return None
+        try:
+            from entmtp.target.cpu import CpuLayers
+        except ImportError:  # numba is not installed: tensor operators do the same
+            return None
+        return CpuLayers(self)
 
     def _build_rotary(self, body, positions: int) -> None:
         index = torch.arange(positions)[None]
@@ -71,6 +84,7 @@ class FusedLayers:
         half = self.head_dim // 2
         # x * cos + roll(x, half) * sin equals transformers' rotate_half once the first half of sin is negated
         sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
+        self.rotary = cos[0], sin  # float32 [positions, head_dim]
         self.cos = cos[0].to(self.device, self.dtype)[:, None]  # [positions, 1, head_dim]
         self.sin = sin.to(self.device, self.dtype)[:, None]
 
@@ -85,6 +99,8 @@ class FusedLayers:
         """
         n, start = len(x), cache.length
         cache.require(n)
+        if self.cpu is not None and n <= MOST_ROWS and (mask is not None or n == 1):
+            return self.cpu.run(x, positions, cache, mask)
         end = start + n
         cos, sin = self.cos[positions], self.sin[positions]
         rotated_heads = self.heads + self.kv_heads
@@ -124,8 +140,8 @@ class FusedLayers:
 class FusedLlama(FusedLayers):
     """A causal LM: embedding, layers, vocabulary head. `hidden` takes any ancestor mask among the new tokens."""
 
-    def __init__(self, model, dtype: torch.dtype, device: str):
-        super().__init__(model.model, dtype, device)
+    def __init__(self, model, dtype: torch.dtype, device: str, compiled: bool = True):
+        super().__init__(model.model, dtype, device, compiled)
         embedding, projection = model.get_input_embeddings().weight, model.get_output_embeddings()
 
         def cast(tensor: Tensor) -> Tensor:

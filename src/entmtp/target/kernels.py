@@ -1,0 +1,165 @@
+"""Elementwise work of a decoder layer on the CPU, one compiled kernel each.
+
+A step streams the layer's weights through all caches; afterwards every further operator first has to fetch its own
+instructions and page tables, which costs more than the few thousand numbers it works on (docs/LOG.md). So what lies
+between two matrix products is one kernel here, not a chain of tensor operators. Arithmetic is float32 throughout;
+bfloat16 is only how numbers are stored (as int16 bit patterns: NumPy has no bfloat16), rounded to nearest even.
+"""
+
+import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic, overload
+
+
+@intrinsic
+def _as_float(context, bits):
+    signature = types.float32(types.int32)
+
+    def build(context, builder, signature, args):
+        return builder.bitcast(args[0], context.get_value_type(types.float32))
+
+    return signature, build
+
+
+@intrinsic
+def _as_bits(context, value):
+    signature = types.int32(types.float32)
+
+    def build(context, builder, signature, args):
+        return builder.bitcast(args[0], context.get_value_type(types.int32))
+
+    return signature, build
+
+
+def load(array, row, column):
+    """array[row, column] as float32."""
+    raise NotImplementedError
+
+
+def store(array, row, column, value):
+    """Write a float32, rounded to what the array holds."""
+    raise NotImplementedError
+
+
+@overload(load, inline="always")
+def _load(array, row, column):
+    if array.dtype == types.int16:
+        return lambda array, row, column: _as_float(np.int32(np.int32(array[row, column]) << np.int32(16)))
+    return lambda array, row, column: array[row, column]
+
+
+@overload(store, inline="always")
+def _store(array, row, column, value):
+    if array.dtype == types.int16:
+
+        def rounded(array, row, column, value):
+            bits = _as_bits(np.float32(value))
+            even = (bits >> np.int32(16)) & np.int32(1)
+            array[row, column] = np.int16((bits + np.int32(0x7FFF) + even) >> np.int32(16))
+
+        return rounded
+
+    def exact(array, row, column, value):
+        array[row, column] = value
+
+    return exact
+
+
+# sums may be reordered, so that they vectorise; infinities and NaN keep their meaning
+FAST = {"reassoc", "contract", "arcp", "nsz"}
+LOG2E = np.float32(1.4426950408889634)
+# 2^f on [-1/2, 1/2] by its Taylor polynomial: below 2e-7 relative error, and it vectorises, unlike libm's exp
+C1, C2, C3 = np.float32(0.6931471805599453), np.float32(0.2402265069591007), np.float32(0.05550410866482158)
+C4, C5, C6 = np.float32(0.009618129107628477), np.float32(0.0013333558146428441), np.float32(0.00015403530393381608)
+
+
+@njit(inline="always", fastmath=FAST, error_model="numpy")
+def exp(x):
+    """e^x in float32; flushed to 2^-126 and clamped at 2^127."""
+    y = min(max(x * LOG2E, np.float32(-126.0)), np.float32(126.99))
+    whole = np.int32(np.floor(y + np.float32(0.5)))
+    f = y - np.float32(whole)
+    p = np.float32(1.0) + f * (C1 + f * (C2 + f * (C3 + f * (C4 + f * (C5 + f * C6)))))
+    return p * _as_float((whole + np.int32(127)) << np.int32(23))
+
+
+@njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+def rms_norm(x, weight, eps, out):
+    """out[i] = x[i] / rms(x[i]) * weight. x [n, H] float32, weight [H] float32, out [n, H]."""
+    rows, size = x.shape
+    for i in range(rows):
+        total = np.float32(0.0)
+        for j in range(size):
+            total += x[i, j] * x[i, j]
+        scale = np.float32(1.0) / np.sqrt(total / np.float32(size) + eps)
+        for j in range(size):
+            store(out, i, j, x[i, j] * scale * weight[j])
+
+
+@njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+def add_rms_norm(x, delta, weight, eps, out):
+    """x += delta, then `rms_norm`. delta [n, H]: what a matrix product gave."""
+    rows, size = x.shape
+    for i in range(rows):
+        total = np.float32(0.0)
+        for j in range(size):
+            value = x[i, j] + load(delta, i, j)
+            x[i, j] = value
+            total += value * value
+        scale = np.float32(1.0) / np.sqrt(total / np.float32(size) + eps)
+        for j in range(size):
+            store(out, i, j, x[i, j] * scale * weight[j])
+
+
+@njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+def silu_mul(gate_up, out):
+    """out = silu(gate) * up. gate_up [n, 2 I] (gate first), out [n, I]."""
+    rows, size = out.shape
+    for i in range(rows):
+        for j in range(size):
+            gate = load(gate_up, i, j)
+            store(out, i, j, gate / (np.float32(1.0) + exp(-gate)) * load(gate_up, i, size + j))
+
+
+@njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+def rotate_store(qkv, cos, sin, positions, heads, kv_heads, keys, values, start, queries):
+    """Rotary positions on queries and keys; new keys and values into the cache, queries grouped by key head.
+
+    qkv [n, (heads + 2 kv_heads) d], query heads first · cos, sin [positions, d] float32, the first half of sin
+    negated · positions [n] · keys, values [kv_heads, capacity, d]: rows start..start + n are written · queries
+    [heads * n, d]: row (kv head, group, node), as one attention problem per key head reads them.
+    """
+    n, d = qkv.shape[0], keys.shape[2]
+    half = d // 2
+    for i in range(n):
+        at = positions[i]
+        for head in range(heads + kv_heads):
+            base = head * d
+            if head < heads:
+                row = head * n + i
+                for j in range(d):
+                    other = load(qkv, i, base + (j + half) % d)
+                    store(queries, row, j, load(qkv, i, base + j) * cos[at, j] + other * sin[at, j])
+            else:
+                key = keys[head - heads]
+                for j in range(d):
+                    other = load(qkv, i, base + (j + half) % d)
+                    store(key, start + i, j, load(qkv, i, base + j) * cos[at, j] + other * sin[at, j])
+        for head in range(kv_heads):
+            base = (heads + kv_heads + head) * d
+            value = values[head]
+            for j in range(d):
+                value[start + i, j] = qkv[i, base + j]
+
+
+@njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+def top1(logits, row):
+    """Largest softmax probability of one row of logits [n, V]: 1 / sum exp(logit - max)."""
+    size = logits.shape[1]
+    largest = load(logits, row, 0)
+    for j in range(size):
+        largest = max(largest, load(logits, row, j))
+    total = np.float32(0.0)
+    for j in range(size):
+        total += exp(load(logits, row, j) - largest)
+    return np.float32(1.0) / total
