@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
 
-.PHONY: help reproduce test lint lock clean
+.PHONY: help reproduce test lint lock bench-engine clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -34,6 +34,9 @@ lock: $(READY) ## rewrite requirements.lock from what is installed
 	@{ head -1 requirements.lock; $(BIN)/python -m pip freeze --all --exclude-editable --exclude pip \
 		| sed 's/^torch==\([0-9.]*\)+cpu/torch==\1/' | sort -f; } > requirements.lock.partial
 	@mv requirements.lock.partial requirements.lock
+
+bench-engine: $(READY) ## how far the forwards are from the machine's limits (an otherwise idle machine)
+	$(BIN)/python -m entmtp.engine_bench $(ARGS)
 
 clean: ## remove what can be made again, but for downloads, heads and .venv
 	rm -rf results logs benchmarks outputs multirun .snakemake

@@ -12,7 +12,7 @@ from entmtp.calibration.replay import PromptTrace, Trace
 from entmtp.config import CorpusConfig, PlotConfig
 from entmtp.decoding.engine import Decoder
 from entmtp.errors import EntmtpError
-from entmtp.evaluation import figures as draw
+from entmtp.evaluation import figures_machine as draw
 from entmtp.evaluation.schema import check_schema
 from entmtp.heads import self_test, vocabulary
 from entmtp.heads.evaluate import best_trees, confirm_live, evaluate_heads, hit_rates, propose_ms, replayed

@@ -27,7 +27,7 @@ ByHeadsTask = dict[tuple[str, str], dict]
 
 
 @contextmanager
-def _style(plot: PlotConfig) -> Iterator[list]:
+def styled(plot: PlotConfig) -> Iterator[list]:
     """Apply the style inside the block and yield the palette (8 colours)."""
     settings = {**sns.axes_style(plot.style), **sns.plotting_context("notebook", font_scale=0.9)}
     own = {"axes.titlesize": 11, "legend.frameon": False, "figure.dpi": plot.dpi, "grid.linewidth": 0.6}
@@ -35,12 +35,12 @@ def _style(plot: PlotConfig) -> Iterator[list]:
         yield sns.color_palette(plot.palette, 8)
 
 
-def _panels(rows: int, cols: int, width: float, height: float, **share) -> tuple[Figure, np.ndarray]:
+def panels(rows: int, cols: int, width: float, height: float, **share) -> tuple[Figure, np.ndarray]:
     fig = Figure(figsize=(max(5.0, width * cols), height * rows + 0.6), layout="constrained")
     return fig, fig.subplots(rows, cols, squeeze=False, **share)
 
 
-def _nodes_axis(ax: Axes, largest: int) -> None:
+def nodes_axis(ax: Axes, largest: int) -> None:
     """Powers of two, with room for 0 nodes (the empty tree)."""
     ax.set_xscale("symlog", base=2, linthresh=1)
     ax.set_xlim(-0.3, max(2, largest) * 1.3)
@@ -66,7 +66,7 @@ def _facets(data: ByHeadsTask, ylabel: str) -> Iterator[tuple[Axes, dict]]:
     """Axes and data of a panel per heads (row) and task (column), over tree nodes; a legend under them at the end."""
     heads, tasks = _keys(data)
     largest = max(tree["num_nodes"] for of_pair in data.values() for tree in of_pair["trees"])
-    fig, axes = _panels(len(heads), len(tasks), 3.3, 2.9, sharex=True, sharey=True)
+    fig, axes = panels(len(heads), len(tasks), 3.3, 2.9, sharex=True, sharey=True)
     for (i, name), (j, task) in product(enumerate(heads), enumerate(tasks)):
         axes[i, j].set_title(f"{task}, {name} heads")
         if i == len(heads) - 1:
@@ -75,7 +75,7 @@ def _facets(data: ByHeadsTask, ylabel: str) -> Iterator[tuple[Axes, dict]]:
             yield axes[i, j], data[name, task]
         else:
             axes[i, j].set_visible(False)
-    _nodes_axis(axes[0, 0], largest)
+    nodes_axis(axes[0, 0], largest)
     for row in axes:
         row[0].set_ylabel(ylabel)
     _legend_below(fig)
@@ -93,7 +93,7 @@ def _frontier(trees: list[dict], key: str) -> tuple[list[int], list[float]]:
 
 def acceptance_frontier(recalibrated: ByHeadsTask, plot: PlotConfig) -> Figure:
     """Accept length against tree size before (first score) and after recalibration (self-rollout)."""
-    with _style(plot) as colours:
+    with styled(plot) as colours:
         for ax, data in _facets(recalibrated, "accept length (tokens/step)"):
             trees = data["trees"]
             points = [tree["num_nodes"] for tree in trees], [tree["accept_length"] for tree in trees]
@@ -105,7 +105,7 @@ def acceptance_frontier(recalibrated: ByHeadsTask, plot: PlotConfig) -> Figure:
 
 def throughput_tree_size(throughput: ByHeadsTask, banks: ByHeadsTask, plot: PlotConfig) -> Figure:
     """Tokens/s against tree size: predicted (best of a size), measured, the bank, the best static tree."""
-    with _style(plot) as colours:
+    with styled(plot) as colours:
         for ax, data in _facets(throughput, "tokens/s"):
             best: dict[int, float] = {}
             for tree in data["trees"]:
@@ -129,8 +129,8 @@ def step_latency(latency: dict[str, dict], throughput: ByHeadsTask, steps: pd.Da
 
     `latency` by heads; `steps` from `bench_step_latency` (median live step by tree size).
     """
-    with _style(plot) as colours:
-        fig, axes = _panels(1, 2, 5.2, 3.8)
+    with styled(plot) as colours:
+        fig, axes = panels(1, 2, 5.2, 3.8)
         left, right = axes[0]
         largest = 1
         for i, (name, table) in enumerate(latency.items()):
@@ -156,7 +156,7 @@ def step_latency(latency: dict[str, dict], throughput: ByHeadsTask, steps: pd.Da
             for depth, ms in enumerate(table["propose"]["ms"], 1):
                 style = ["-", "--", "-.", ":"][(depth - 1) % 4]
                 right.plot(table["propose"]["rows"], ms, style, ms=4, **marks, label=f"{name} head {depth}")
-        _nodes_axis(left, largest)
+        nodes_axis(left, largest)
         left.set(xlabel="tree nodes (root excluded)", ylabel="ms", title="step")
         right.set(xlabel="rows (nodes with children)", ylabel="ms", title="draft head")
         right.set_xscale("log", base=2)
@@ -170,12 +170,12 @@ def step_latency(latency: dict[str, dict], throughput: ByHeadsTask, steps: pd.Da
 
 def speedup(rows: list[dict], plot: PlotConfig) -> Figure:
     """Bars: throughput over plain decoding with its 95% interval, a panel per task. `rows`: the summary's."""
-    with _style(plot) as colours:
+    with styled(plot) as colours:
         tasks = list(dict.fromkeys(row["task"] for row in rows))
         compared = [row for row in rows if row["over_ar"] and row["policy"] != "ar"]
         policies = list(dict.fromkeys(row["policy"] for row in compared))
         names = {row["policy"]: label(row) for row in rows}
-        fig, axes = _panels(1, len(tasks), 3.2, 0.42 * max(3, len(policies)) + 0.6, sharex=True, sharey=True)
+        fig, axes = panels(1, len(tasks), 3.2, 0.42 * max(3, len(policies)) + 0.6, sharex=True, sharey=True)
         clear = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # the line at 1 stays off the number
         top = max((row["over_ar"]["high"] for row in compared), default=1.0)
         for ax, task in zip(axes[0], tasks):
@@ -199,9 +199,9 @@ def speedup(rows: list[dict], plot: PlotConfig) -> Figure:
 
 def accept_entropy(binned: dict[tuple[str, str], tuple[int, pd.DataFrame]], plot: PlotConfig) -> Figure:
     """Mean num_accepted of the best static tree against the base entropy at the step's start, a line per task."""
-    with _style(plot) as colours:
+    with styled(plot) as colours:
         heads, tasks = _keys(binned)
-        fig, axes = _panels(1, len(heads), 5.0, 3.6, sharey=True)
+        fig, axes = panels(1, len(heads), 5.0, 3.6, sharey=True)
         for ax, name in zip(axes[0], heads):
             for i, task in enumerate(tasks):
                 if (name, task) not in binned:
@@ -224,9 +224,9 @@ def tree_choice(row: pd.Series, thresholds: dict[str, float], plot: PlotConfig) 
     `row`: a bench row. The signal's panel is left out for a policy that looks at none.
     """
     signal = np.asarray(row["step_signal"], dtype=float)
-    with _style(plot) as colours:
+    with styled(plot) as colours:
         shown = 3 if np.isfinite(signal).any() else 2
-        fig, axes = _panels(shown, 1, 9.5, 1.6, sharex=True)
+        fig, axes = panels(shown, 1, 9.5, 1.6, sharex=True)
         step = np.arange(1, len(row["step_nodes"]) + 1)
         nodes, accepted = axes[0, 0], axes[1, 0]
         nodes.step(step, row["step_nodes"], where="mid", color=colours[0], lw=1.6)
@@ -254,10 +254,10 @@ def tree_choice(row: pd.Series, thresholds: dict[str, float], plot: PlotConfig) 
 def scheduler_overhead(rows: list[dict], plot: PlotConfig) -> Figure:
     """Milliseconds per step, a point per task × policy: the whole scheduler filled; choice and switch alone hollow,
     which is what the paper bounds."""
-    with _style(plot) as colours:
+    with styled(plot) as colours:
         tasks = list(dict.fromkeys(row["task"] for row in rows))
         policies = list(dict.fromkeys(row["policy"] for row in rows))
-        fig, axes = _panels(1, 1, 7.5, 0.36 * max(3, len(policies)) + 0.8)
+        fig, axes = panels(1, 1, 7.5, 0.36 * max(3, len(policies)) + 0.8)
         ax = axes[0, 0]
         for i, task in enumerate(tasks):
             own = [row for row in rows if row["task"] == task]
@@ -271,25 +271,6 @@ def scheduler_overhead(rows: list[dict], plot: PlotConfig) -> Figure:
         ax.set_xlim(left=0)
         ax.set_yticks(range(len(policies)), policies)
         ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=9)
-    return fig
-
-
-def vocabulary_curve(rows: list[dict], knee: int, plot: PlotConfig) -> Figure:
-    """Coverage of held-out tokens and relative speed against the draft vocabulary's size, the chosen size marked."""
-    with _style(plot) as colours:
-        fig, axes = _panels(1, 1, 6.5, 3.6)
-        ax = axes[0, 0]
-        sizes = [row["size"] for row in rows]
-        ax.plot(sizes, [row["coverage"] for row in rows], MARKERS[0] + "-", color=colours[0], label="coverage")
-        ax.set(xlabel="draft vocabulary (tokens)", ylabel="share of held-out tokens", xscale="log")
-        right = ax.twinx()
-        speed = [row["relative_speed"] for row in rows]
-        right.plot(sizes, speed, MARKERS[1] + "--", color=colours[1], label="relative speed")
-        right.set_ylabel("tokens/s over plain (estimate)")
-        right.grid(False)
-        ax.axvline(knee, color="0.2", ls=":", lw=1.1, label=f"knee: {knee}")
-        lines = [*ax.get_lines(), *right.get_lines()]
-        ax.legend(lines, [line.get_label() for line in lines], loc="lower right", fontsize=9)
     return fig
 
 

@@ -75,7 +75,8 @@ def train_heads(inp, out, params) -> None:
 
 def heads_vocabulary(inp, out, params) -> None:
     """The trade-off between what a draft vocabulary covers and what it costs."""
-    from entmtp.evaluation.figures import save_figure, vocabulary_curve
+    from entmtp.evaluation.figures import save_figure
+    from entmtp.evaluation.figures_machine import vocabulary_curve
     from entmtp.heads import vocabulary
     from entmtp.heads.features import Features
 
