@@ -36,7 +36,7 @@ lock: $(READY) ## rewrite requirements.lock from what is installed
 	@mv requirements.lock.partial requirements.lock
 
 bench-engine: $(READY) ## how far the forwards are from the machine's limits (an otherwise idle machine)
-	$(BIN)/python -m entmtp.engine_bench $(ARGS)
+	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m entmtp.engine_bench $(ARGS)
 
 clean: ## remove what can be made again, but for downloads, heads and .venv
 	rm -rf results logs benchmarks outputs multirun .snakemake

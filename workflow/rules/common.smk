@@ -1,4 +1,5 @@
 # Compose conf/ once and hand each rule only its own block, so that a change reruns what depends on it and no more.
+import os
 import sys
 from pathlib import Path
 
@@ -6,6 +7,10 @@ from entmtp.config import compose, to_plain
 from entmtp.errors import EntmtpError
 from entmtp.io import check_writable
 from entmtp.session import compose_heads, compose_task, heads_folder, run_folder, target_folder
+
+# Jobs get their memory in huge pages where the C library is glibc: decoding streams the weights at every step, and
+# looking up 4 KB pages costs a tenth of it and more (docs/LOG.md).
+os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
 
 KINDS_OF_POLICY = ("ar", "static")
 
