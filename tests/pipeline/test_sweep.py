@@ -14,7 +14,7 @@ from entmtp.calibration.replay import Trace
 from entmtp.config import PolicyConfig, compose, to_plain
 from entmtp.io import read_json, read_parquet, write_json, write_jsonl
 from entmtp.policy.fit import fit_policy
-from entmtp.stages import offline
+from entmtp.stages import heads, offline
 from entmtp.tree.bank import Bank, BankTree
 from entmtp.tree.topology import Tree
 
@@ -37,7 +37,7 @@ def world(tmp_path_factory):
     base = {**{key: config[key] for key in ("target", "dtype", "device", "resources", "heads", "decoding", "bench")}}
     marker = root / "resources" / "targets" / "tiny" / "entmtp.json"
     offline.target(Files(), Files(target=marker), base)
-    offline.random_heads(Files(), Files(heads=run / "heads" / "hydra" / "config.json"), base)
+    heads.random_heads(Files(), Files(heads=run / "heads" / "hydra" / "config.json"), base)
     for task in TASKS:
         source = root / f"{task}.jsonl"
         write_jsonl(source, [{"prompt": f"{task} question number {number}?"} for number in range(5)])
@@ -124,7 +124,7 @@ def test_live_engine_measures(world):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-m", "task=sharegpt,nope"], "unknown task 'nope': choose one of file, gsm8k"),
+        (["-m", "task=sharegpt,nope"], "unknown task 'nope': choose one of arena_creative, file, gsm8k"),
         (["task=sharegpt", "policy.tau_onn=1"], "config: Could not override 'policy.tau_onn'"),
         (["-m", "task=gsm8k", "policy.tau_on=0.2,0.3"], "the pipeline has not made it for task 'gsm8k'"),
         (["task=sharegpt", "sweep.split=test"], "run `snakemake --cores all --config experiment=smoke` first"),

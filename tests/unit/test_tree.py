@@ -98,7 +98,7 @@ def test_published_tree():
     assert (tree.num_nodes, tree.depth, tree.max_rank) == (63, 4, 9)
     # nodes at each depth, counted in Medusa's own list
     assert [sum(len(path) == d for path in tree.paths) for d in (1, 2, 3, 4)] == [10, 28, 23, 2]
-    with pytest.raises(EntmtpError, match="choose one of chain_4, empty, mc_sim_7b_63"):
+    with pytest.raises(EntmtpError, match="choose one of chain_4, empty, fixed_16, mc_sim_7b_63"):
         default_tree("mc_sim")
 
 

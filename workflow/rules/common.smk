@@ -74,7 +74,7 @@ def heads_config(kind):
 
 
 def heads_block(kind):
-    """What a rule needs to know to use heads: how they were trained is no reason to run it again."""
+    """Heads as those who use them see them; how they were trained is no reason to run anything again."""
     return {key: value for key, value in to_plain(HEADS_CFG[kind]).items() if key != "train"}
 
 

@@ -47,7 +47,7 @@ class GenericForward:
     groups = 1  # mask rows are not repeated: transformers expands key heads itself
 
     def __init__(self, model, dtype: torch.dtype, device: str):
-        self.model = model.to(device=device, dtype=dtype)
+        self.model = model.to(device=device, dtype=dtype).requires_grad_(False)
         self.dtype, self.device = dtype, device
         self.head_weight = model.get_output_embeddings().weight.detach()
         config = model.config
