@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from entmtp.decoding.sampling import Chooser
+from entmtp.target.cpu import BatchLayers
 from entmtp.target.llama import FusedLlama
 
 
@@ -58,6 +59,7 @@ class BatchDecoder:
         self.data = torch.zeros(shape, dtype=model.dtype, device=model.device)
         self.lengths = torch.zeros(batch, dtype=torch.long, device=model.device)
         self.slots: list[Sequence | None] = [None] * batch
+        self.compiled = None if model.cpu is None else BatchLayers(model.cpu, self.data)
 
     @torch.inference_mode()
     def run(self, source: Iterable[Sequence], progress: Callable[[int], None] = lambda n: None) -> Iterator[Sequence]:
@@ -113,6 +115,8 @@ class BatchDecoder:
         """One token for each of the slots `rows` [b] -> final hidden states [b, hidden]."""
         m, b = self.model, len(tokens)
         positions = self.lengths[rows]
+        if self.compiled is not None:
+            return self.compiled.run(m.embed(tokens), rows, positions)
         longest = int(positions.max()) + 1
         every = len(rows) == len(self.slots)  # all slots active: no gather of the cache is needed
         mask = torch.zeros(b, 1, 1, longest, dtype=m.dtype, device=m.device)

@@ -1,5 +1,6 @@
 """The fused layers on a CPU: packed matrix products of oneDNN, and one compiled kernel between any two of them."""
 
+import numba
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,41 @@ class Buffers:
         self.queries = make(layers.heads * n, layers.head_dim)
         self.normed_a, self.active_a, self.queries_a = (array(t) for t in (self.normed, self.active, self.queries))
         self.grouped = self.queries.view(1, layers.kv_heads, layers.groups * n, layers.head_dim)
+
+
+class BatchLayers:
+    """One token for each of many sequences, each in a slot of a big cache [layers, 2, slots, kv_heads, rows, d]."""
+
+    def __init__(self, one: "CpuLayers", data: Tensor):
+        self.one, self.data = one, data
+        self.kv = [(array(data[index, 0]), array(data[index, 1])) for index in range(one.layers.layers)]
+        numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+
+    def run(self, x: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        """Final hidden states [b, H] of the vectors x [b, H]; sequence i is at `positions[i]` of its slot."""
+        one, m, b = self.one, self.one.layers, len(x)
+        at, lengths, rows = positions.numpy(), (positions + 1).numpy(), slots.numpy()
+        residual = x.float().numpy().copy()
+        normed = torch.empty(b, m.hidden_size, dtype=m.dtype)
+        queries, attended = (torch.empty(b, m.heads * m.head_dim, dtype=m.dtype) for _ in range(2))
+        scale = np.float32(m.head_dim**-0.5)
+        delta = None
+        for (_, qkv_linear, out_linear, _, up_linear, down_linear), (norm1, norm2), (keys, values) in zip(
+            m.blocks, one.norms, self.kv, strict=True
+        ):
+            if delta is None:
+                kernels.rms_norm(residual, norm1, one.eps, array(normed))
+            else:
+                kernels.add_rms_norm(residual, array(delta), norm1, one.eps, array(normed))
+            kernels.batch_rotate_store(array(qkv_linear(normed)), one.cos, one.sin, rows, at, m.heads, m.kv_heads,
+                                       keys, values, array(queries))  # fmt: skip
+            kernels.batch_attend(array(queries), keys, values, rows, lengths, m.groups, scale, array(attended))
+            kernels.add_rms_norm(residual, array(out_linear(attended)), norm2, one.eps, array(normed))
+            gate, up = up_linear(normed).chunk(2, dim=-1)  # many rows: tensor operators use all threads
+            delta = down_linear(F.silu(gate) * up)
+        hidden = torch.empty(b, m.hidden_size, dtype=m.dtype)
+        kernels.add_rms_norm(residual, array(delta), one.final, one.eps, array(hidden))
+        return hidden
 
 
 class CpuLayers:

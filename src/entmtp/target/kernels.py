@@ -6,9 +6,13 @@ between two matrix products is one kernel here, not a chain of tensor operators.
 bfloat16 is only how numbers are stored (as int16 bit patterns: NumPy has no bfloat16), rounded to nearest even.
 """
 
+import numba
 import numpy as np
-from numba import njit, types
+from numba import njit, prange, types
 from numba.extending import intrinsic, overload
+
+# torch's own threads: a second pool would fight with them for the cores
+numba.config.THREADING_LAYER = "omp"
 
 
 @intrinsic
@@ -163,3 +167,68 @@ def top1(logits, row):
     for j in range(size):
         total += exp(load(logits, row, j) - largest)
     return np.float32(1.0) / total
+
+
+@njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+def batch_rotate_store(qkv, cos, sin, slots, positions, heads, kv_heads, keys, values, queries):
+    """`rotate_store` for b sequences of one token each: sequence i writes row positions[i] of its slot.
+
+    keys, values [slots, kv_heads, capacity, d] · queries [b, heads d].
+    """
+    d = keys.shape[3]
+    half = d // 2
+    for i in range(len(slots)):
+        slot, at = slots[i], positions[i]
+        for head in range(heads + kv_heads):
+            base = head * d
+            for j in range(d):
+                turned = load(qkv, i, base + j) * cos[at, j] + load(qkv, i, base + (j + half) % d) * sin[at, j]
+                if head < heads:
+                    store(queries, i, base + j, turned)
+                else:
+                    store(keys[slot, head - heads], at, j, turned)
+        for head in range(kv_heads):
+            base = (heads + kv_heads + head) * d
+            for j in range(d):
+                values[slot, head, at, j] = qkv[i, base + j]
+
+
+@njit(parallel=True, fastmath=FAST, nogil=True, error_model="numpy", cache=True)
+def batch_attend(queries, keys, values, slots, lengths, groups, scale, out):
+    """Attention of b sequences over their own slots' first lengths[i] rows: no padding, no gathering.
+
+    queries, out [b, heads d] · keys, values [slots, kv_heads, capacity, d].
+    """
+    kv_heads, d = keys.shape[1], keys.shape[3]
+    for i in prange(len(slots)):
+        slot, n = slots[i], lengths[i]
+        query, total = np.empty((groups, d), np.float32), np.empty((groups, d), np.float32)
+        weight = np.empty((groups, n), np.float32)
+        for head in range(kv_heads):
+            key, value = keys[slot, head], values[slot, head]
+            for g in range(groups):
+                for j in range(d):
+                    query[g, j] = load(queries, i, (head * groups + g) * d + j) * scale
+                    total[g, j] = np.float32(0.0)
+            for t in range(n):
+                for g in range(groups):
+                    score = np.float32(0.0)
+                    for j in range(d):
+                        score += query[g, j] * load(key, t, j)
+                    weight[g, t] = score
+            for g in range(groups):
+                largest, mass = weight[g, 0], np.float32(0.0)
+                for t in range(n):
+                    largest = max(largest, weight[g, t])
+                for t in range(n):
+                    weight[g, t] = exp(weight[g, t] - largest)
+                    mass += weight[g, t]
+                for t in range(n):
+                    weight[g, t] /= mass
+            for t in range(n):
+                for g in range(groups):
+                    for j in range(d):
+                        total[g, j] += weight[g, t] * load(value, t, j)
+            for g in range(groups):
+                for j in range(d):
+                    store(out, i, (head * groups + g) * d + j, total[g, j])
