@@ -141,6 +141,14 @@ class SearchConfig:
 
 
 @dataclass
+class GrowthConfig:
+    """What policies that grow their trees look at: at each depth the `beam` likeliest nodes get `children` each."""
+
+    beam: int = 4
+    children: int = 8
+
+
+@dataclass
 class LatencyConfig:
     sizes: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 65])  # tokens a forward
     widths: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32])  # rows a draft head evaluation
@@ -161,12 +169,13 @@ class BankConfig:
 @dataclass
 class PolicyConfig:
     name: str = "entmtp_tau"
-    kind: str = "tau"  # ar | static | star | ladder | tau
+    kind: str = "tau"  # ar | static | star | ladder | tau | dynamic | marginal
     heads: str | None = "hydra"
     tree: str | None = None  # kind static: name of a default tree
     depth: int | None = None  # path value's depth; null: fitted on the calibration split
     tau_on: float | None = None  # null: fitted
     tau_off: float | None = None
+    nodes: int = 16  # dynamic, marginal: nodes of the largest tree
     bins: int = 12  # ladder: quantile bins of the path value
     label: str | None = None
 
@@ -223,6 +232,7 @@ class Config:
     task: TaskConfig = field(default_factory=TaskConfig)
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
+    growth: GrowthConfig = field(default_factory=GrowthConfig)
     latency: LatencyConfig = field(default_factory=LatencyConfig)
     bank: BankConfig = field(default_factory=BankConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
@@ -304,7 +314,7 @@ def _check_values(config: Config) -> None:
         "bank.basis": (config.bank.basis, ("measured", "predicted")),
         "tracking.mode": (config.tracking.mode, ("offline", "online", "disabled")),
         "target.forward": (config.target.forward, ("auto", "fused", "generic")),
-        "policy.kind": (config.policy.kind, ("ar", "static", "star", "ladder", "tau")),
+        "policy.kind": (config.policy.kind, ("ar", "static", "star", "ladder", "tau", "dynamic", "marginal")),
         "heads.arch": (config.heads.arch, ("medusa", "hydra")),
     }
     for key, (value, allowed) in one_of.items():
@@ -317,6 +327,9 @@ def _check_values(config: Config) -> None:
         "search.max_nodes": config.search.max_nodes,
         "heads.depth": config.heads.depth,
         "heads.width": config.heads.width,
+        "growth.beam": config.growth.beam,
+        "growth.children": config.growth.children,
+        "policy.nodes": config.policy.nodes,
         "corpus.shards": config.corpus.shards,
     }
     for key, value in positive.items():

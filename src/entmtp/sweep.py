@@ -66,9 +66,10 @@ def _need(config: Config, path: Path) -> Path:
 
 
 def _evaluate(config: Config) -> dict:
+    from entmtp.calibration.growth import load_growth
     from entmtp.calibration.latency_table import LatencyTable
     from entmtp.calibration.replay import Trace
-    from entmtp.policy.fit import build_policy, fit_policy
+    from entmtp.policy.fit import GROWING, build_policy, fit_policy
     from entmtp.session import run_folder
     from entmtp.tree.bank import Bank
 
@@ -77,6 +78,8 @@ def _evaluate(config: Config) -> dict:
     bank = Bank.load(_need(config, run / "trees" / kind / task / "bank.json"))
     latency = LatencyTable.from_json(read_json(_need(config, run / "latency" / f"{kind}.json")))
     calib = Trace.from_frame(read_parquet(_need(config, run / "traces" / kind / f"{task}.calib.parquet")))
+    if config.policy.kind in GROWING:
+        calib.growth = load_growth(_need(config, run / "traces" / kind / f"{task}.calib.growth.npz"))
     fitted = fit_policy(config.policy, bank, calib, latency)
     policy = build_policy(fitted, bank)
     statics = [build_policy({"policy": "static", "kind": "star", "trees": [i]}, bank) for i in range(len(bank.trees))]
@@ -85,6 +88,8 @@ def _evaluate(config: Config) -> dict:
     else:
         path = _need(config, run / "traces" / kind / f"{task}.{split}.parquet")
         trace = calib if split == "calib" else Trace.from_frame(read_parquet(path))
+        if config.policy.kind in GROWING:
+            raise EntmtpError(f"policy {policy.name} grows its trees: sweep it with sweep.engine=live")
         counts = _replay(trace, policy, bank, latency)
         star = max((_replay(trace, static, bank, latency) for static in statics), key=lambda c: c["tokens_per_s"])
     ratio = counts["tokens_per_s"] / star["tokens_per_s"]
@@ -160,14 +165,16 @@ def _heads(config: Config, kind: str) -> HeadsConfig:
 
 
 def _counts(policy, steps: list[tuple[int, int]], tokens: int, milliseconds: float, prompts: int) -> dict:
-    uses = [0] * len(policy.trees)
+    # a grown tree goes by its number of nodes
+    sizes = [tree.num_nodes for tree in policy.trees] or list(range(policy.max_nodes + 1))
+    uses = [0] * len(sizes)
     for tree, _ in steps:
         uses[tree] += 1
     mean = sum(accepted for _, accepted in steps) / len(steps) if steps else 0.0
     return {
         "prompts": prompts, "tokens": tokens, "steps": len(steps), "num_accepted": mean, "accept_length": mean + 1,
         "milliseconds": milliseconds, "tokens_per_s": 1000 * tokens / milliseconds if milliseconds else 0.0,
-        "trees": [tree.num_nodes for tree in policy.trees], "shares": [use / max(1, len(steps)) for use in uses],
+        "trees": sizes, "shares": [use / max(1, len(steps)) for use in uses],
     }  # fmt: skip
 
 

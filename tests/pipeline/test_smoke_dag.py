@@ -8,7 +8,7 @@ from entmtp.evaluation.schema import check_schema
 
 from .conftest import ROOT, snakemake
 
-POLICIES = ["ar", "medusa", "hydra", "entmtp_star", "entmtp_ladder", "entmtp_tau", "entmtp_tau_medusa"]
+POLICIES = ["ar", "medusa", "hydra", "entmtp_star", "entmtp_ladder", "entmtp_tau", "entmtp_tau_medusa", "marginal"]
 
 
 def test_products_exist(smoke):

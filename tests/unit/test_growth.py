@@ -1,12 +1,25 @@
 """Growing policies: live growth against the stored expansion, and the compiled rules against the policy object."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from entmtp.calibration.growth import columns, join, replay_growth, rows_per_depth, trace_growth
+from entmtp.calibration.growth import (
+    columns,
+    decision_margin,
+    join,
+    load_growth,
+    replay_growth,
+    rows_per_depth,
+    save_growth,
+)
+from entmtp.calibration.growth_traces import trace_growth
 from entmtp.calibration.kernels import walk_cost
+from entmtp.calibration.replay import replay_policy
 from entmtp.errors import EntmtpError
+from entmtp.evaluation.checks import replay_verdict
 from entmtp.heads.grow import grow
 from entmtp.policy.growing import Calibration, GrowingPolicy
 from entmtp.tree.compiled import CompiledTree
@@ -177,7 +190,7 @@ def test_live_steps_are_lossless_and_replayed_exactly(traced, arch, name):
         assert run.tokens == text
         i, expected = 0, []
         while i < len(text) - 1:
-            expected.append((int(told.nodes[start + i]), int(told.accepted[start + i])))
+            expected.append((int(told.nodes[start + i]), int(told.accepted[start + i])))  # nodes, accepted
             i += expected[-1][1] + 1
         assert [(step.nodes, step.accepted) for step in run.steps] == expected
         assert all(0 <= step.scheduler_seconds < step.seconds for step in run.steps)
@@ -189,3 +202,112 @@ def test_what_does_not_fit_the_heads_is_refused(traced):
     for change, message in (({"max_depth": 5}, "max_depth=5"), ({"children": 17}, "children=17")):
         with pytest.raises(EntmtpError, match=message):
             case.live(GrowingPolicy("d", [], **change))
+
+
+def test_a_growth_trace_survives_its_file(traced, tmp_path):
+    case = traced("hydra")
+    parts = [trace_growth(case.drafter, states_of(case, prompt)[1], case.texts[prompt["id"]], BEAM, CHILDREN)
+             for prompt in case.prompts]  # fmt: skip
+    trace = join(parts, BEAM, CHILDREN)
+    save_growth(trace, tmp_path / "t.growth.npz")
+    again = load_growth(tmp_path / "t.growth.npz")
+    assert (again.beam, again.children) == (BEAM, CHILDREN)
+    for name in ("probability", "depth", "parent", "on_path", "order", "bounds"):
+        assert np.array_equal(getattr(again, name), getattr(trace, name))
+        assert getattr(again, name).dtype == getattr(trace, name).dtype
+    (tmp_path / "t.growth.npz").write_bytes(b"PK")
+    with pytest.raises(EntmtpError, match=r"t\.growth\.npz: not a growth trace"):
+        load_growth(tmp_path / "t.growth.npz")
+    with pytest.raises(EntmtpError, match=r"growth\.beam=3"):
+        replay_growth(trace, GrowingPolicy("d", [], beam=2, children=CHILDREN))
+
+
+def traced_growth(case) -> None:
+    """Give the case's rank trace its full expansions."""
+    parts = [trace_growth(case.drafter, states_of(case, prompt)[1], case.texts[prompt["id"]], BEAM, CHILDREN)
+             for prompt in case.prompts]  # fmt: skip
+    case.trace.growth = join(parts, BEAM, CHILDREN)
+
+
+def bench_rows(case, policy) -> list[dict]:
+    return [
+        {
+            "prompt_id": prompt["id"],
+            "step_tree": [step.tree for step in run.steps],
+            "step_accepted": [step.accepted for step in run.steps],
+            "step_signal": [None] * len(run.steps),
+        }
+        for prompt, run in zip(case.prompts, case.live(policy), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", ["dynamic", "marginal"])
+def test_the_replay_check_holds_grown_trees_to_equality(traced, name):
+    case, policy = traced("hydra"), POLICIES[name]
+    traced_growth(case)
+    rows = bench_rows(case, policy)
+    assert replay_verdict(case.trace, policy, rows, 1e-6)["verdict"] == "equal"
+    # another rule than the one that ran: more than a tie
+    other = replace(policy, expand=0.6, nodes=2)
+    assert replay_verdict(case.trace, other, rows, 1e-6)["verdict"] == "fail"
+    # a decision that is as near as the limit allows is a tie
+    rows[2]["step_tree"][1] += 1
+    wide = replay_verdict(case.trace, policy, rows, 1.0)
+    assert wide["verdict"] == "tie"
+    assert wide["differences"][0]["what"] == "grown tree"
+
+
+def test_replay_without_expansions_is_refused(traced):
+    case = traced("medusa", "sample")
+    case.trace.growth = None
+    with pytest.raises(EntmtpError, match="needs a growth trace"):
+        replay_policy(case.trace, POLICIES["dynamic"])
+
+
+def test_the_margin_is_the_nearest_decision():
+    """Two heads by hand: .6/.3 under the root; the first of them is expanded into .5 and .2 of it."""
+    trace = join([{
+        "probability": np.array([[0.6, 0.3, 0.3, 0.12, 0.15, 0.06]]),
+        "depth": np.array([[1, 1, 2, 2, 2, 2]], dtype=np.int8),
+        "parent": np.array([[-1, -1, 0, 0, 1, 1]], dtype=np.int16),
+        "on_path": np.zeros((1, 6), dtype=bool),
+    }], beam=2, children=2)  # fmt: skip
+    policy = GrowingPolicy("d", [], nodes=2, beam=2, children=2, max_depth=2, expand=0.35)
+    # seen: .6 .3 | .3 .12 (only .6 is expanded); kept .6 and the shallower .3: the next is equally likely
+    assert decision_margin(trace, policy, 0) == 0
+    assert decision_margin(trace, replace(policy, nodes=3), 0) == pytest.approx(0.05)  # .3 against expand
+    assert decision_margin(trace, replace(policy, nodes=1, expand=0.45), 0) == pytest.approx(0.15)
+    assert decision_margin(trace, replace(policy, nodes=1, expand=0.2, beam=2), 0) == pytest.approx(0.1)
+    assert decision_margin(trace, replace(policy, nodes=1, expand=0.2, beam=1), 0) == pytest.approx(0.1)
+
+
+def test_a_fitted_policy_is_the_same_after_its_json(traced):
+    import json
+
+    from entmtp.calibration.latency_table import LatencyTable
+    from entmtp.config import PolicyConfig
+    from entmtp.evaluation.schema import check_schema
+    from entmtp.policy.fit import build_policy, fit_policy
+    from entmtp.tree.bank import Bank, BankTree
+
+    case = traced("hydra")
+    traced_growth(case)
+    latency = LatencyTable([1, 20], [10.0, 16.0], [1, 8], [[0.5, 0.7]] * DEPTH, 0.2, 10.1, "hydra")
+    bank = Bank("t", "hydra", "measured", [BankTree(Tree.of([(0,)]), 1.5, 130.0, 11.6)])
+    for kind in ("dynamic", "marginal"):
+        fitted = fit_policy(PolicyConfig(name=kind, kind=kind, nodes=6), bank, case.trace, latency)
+        check_schema(fitted, "policy")
+        policy = build_policy(json.loads(json.dumps(fitted)), None)
+        assert isinstance(policy, GrowingPolicy)
+        assert policy.max_nodes == policy.nodes <= 6
+        assert (policy.rate is None) == (kind == "dynamic")
+        assert fitted["calib_tokens_per_s"] > 0
+        assert fitted["star_tokens_per_s"] > 0
+        assert [run.tokens for run in case.live(policy)] == [case.texts[prompt["id"]] for prompt in case.prompts]
+        told = [[(step.tree, step.accepted) for step in run] for run in replay_policy(case.trace, policy)]
+        assert told == [[(step.tree, step.accepted) for step in run.steps] for run in case.live(policy)]
+    # costs are on the bank's clock: a bank that is twice as slow halves the prediction
+    slow = Bank("t", "hydra", "measured", [BankTree(Tree.of([(0,)]), 1.5, 130.0, 23.2)])
+    config = PolicyConfig(name="d", kind="dynamic", nodes=6)
+    a, b = (fit_policy(config, of, case.trace, latency)["calib_tokens_per_s"] for of in (bank, slow))
+    assert a == pytest.approx(2 * b)

@@ -66,6 +66,7 @@ rule check_replay:
     output:
         check=f"{RUN}/checks/replay/{{task}}.json",
         traces=[f"{RUN}/traces/{kind}/{{task}}.test.parquet" for kind in USED],
+        growth=[f"{RUN}/traces/{kind}/{{task}}.test.growth.npz" for kind in GROWN],
     log:
         f"{LOGS}/check_replay/{{task}}.log",
     conda:
@@ -73,6 +74,8 @@ rule check_replay:
     params:
         **base(),
         **BENCH,
+        growing=GROWN,
+        growth=PLAIN["growth"],
         decoding=PLAIN["decoding"],
         bench={"tie_margin": PLAIN["bench"]["tie_margin"]},
         task="{task}",

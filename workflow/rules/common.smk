@@ -13,6 +13,7 @@ from entmtp.session import compose_heads, compose_task, heads_folder, run_folder
 os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
 
 KINDS_OF_POLICY = ("ar", "static")
+GROWING = ("dynamic", "marginal")
 
 
 def composed():
@@ -42,6 +43,8 @@ PLAIN = to_plain(CFG)
 # kinds of heads whose trees are searched: those of policies that use a bank
 CALIBRATED = sorted({p.heads for p in POLICY_CFG.values() if p.heads and p.kind not in KINDS_OF_POLICY})
 USED = sorted({p.heads for p in POLICY_CFG.values() if p.heads})
+# kinds of heads whose policies grow trees
+GROWN = sorted({p.heads for p in POLICY_CFG.values() if p.kind in GROWING})
 FIGURES = [
     "speedup",
     "throughput_tree_size",
@@ -108,7 +111,9 @@ def policy_inputs(wildcards):
     if POLICY_CFG[wildcards.policy].kind in KINDS_OF_POLICY:
         return {}
     trees = f"{RUN}/trees/{wildcards.heads}/{wildcards.task}"
+    growth = f"{RUN}/traces/{wildcards.heads}/{wildcards.task}.calib.growth.npz"
     return {
+        **({"growth": growth} if POLICY_CFG[wildcards.policy].kind in GROWING else {}),
         "bank": f"{trees}/bank.json",
         "traces": f"{RUN}/traces/{wildcards.heads}/{wildcards.task}.calib.parquet",
         "latency": f"{RUN}/latency/{wildcards.heads}.json",

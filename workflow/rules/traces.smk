@@ -38,3 +38,23 @@ rule traces:
         heads=lambda wildcards: heads_block(wildcards.heads),
     script:
         "../scripts/traces.py"
+
+
+rule growth:
+    input:
+        target=MODEL,
+        prompts=f"{RUN}/prompts/{{task}}.jsonl",
+        texts=f"{RUN}/texts/{{task}}.calib.parquet",
+        heads=lambda wildcards: heads_config(wildcards.heads),
+    output:
+        growth=f"{RUN}/traces/{{heads}}/{{task}}.calib.growth.npz",
+    log:
+        f"{LOGS}/growth/{{heads}}/{{task}}.log",
+    conda:
+        "../../environment.yml"
+    params:
+        **base(),
+        growth=PLAIN["growth"],
+        heads=lambda wildcards: heads_block(wildcards.heads),
+    script:
+        "../scripts/growth.py"

@@ -6,14 +6,14 @@ the `beam` likeliest are the same in both, since whatever a skipped parent would
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from entmtp.calibration.kernels import grow_all
-from entmtp.heads.grow import top_children
+from entmtp.errors import EntmtpError
+from entmtp.io import atomic
 from entmtp.policy.growing import GrowingPolicy
 
 
@@ -48,43 +48,22 @@ def rows_per_depth(beam: int, children: int, depth: int) -> list[int]:
     return rows
 
 
-@torch.inference_mode()
-def trace_growth(drafter, states: Tensor, text: list[int], beam: int, children: int, chunk: int = 64) -> dict:
-    """Arrays [n, C] of one text whose heads start from `states` [n, H]: probability, depth, parent, on_path."""
-    parts = [
-        _expand(drafter, states[start : start + chunk], text[start : start + chunk + drafter.depth], beam, children)
-        for start in range(0, len(states), chunk)
-    ]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+ARRAYS = ("probability", "depth", "parent", "on_path", "order", "bounds")
 
 
-def _expand(drafter, states: Tensor, text: list[int], beam: int, children: int) -> dict:
-    """`text`: the roots of these positions, and as many tokens after them as there are heads."""
-    n, device = len(states), states.device
-    roots = torch.tensor(text[:n], device=device)
-    paths = roots[:, None, None]  # [n, frontier, depth]: tokens of the frontier's paths, root first
-    probability = torch.ones(n, 1, dtype=torch.float64, device=device)
-    on_path = torch.ones(n, 1, dtype=torch.bool, device=device)
-    first, made = -1, []  # column of the frontier's first candidate; the root is column -1
-    for depth, rows in enumerate(rows_per_depth(beam, children, drafter.depth), 1):
-        chosen = probability.sort(dim=1, descending=True, stable=True).indices[:, :rows]  # [n, rows]
-        parents = paths.gather(1, chosen[:, :, None].expand(-1, -1, depth))
-        logits = drafter.path_logits(depth, states.repeat_interleave(rows, 0), parents.reshape(n * rows, depth))
-        tokens, conditional = (part.view(n, rows, children) for part in top_children(drafter, logits, children))
-        true = torch.tensor([text[i + depth] if i + depth < len(text) else -1 for i in range(n)], device=device)
-        probability = (probability.gather(1, chosen)[:, :, None] * conditional.double()).view(n, -1)
-        on_path = (on_path.gather(1, chosen)[:, :, None] & (tokens == true[:, None, None])).view(n, -1)
-        paths = torch.cat([parents[:, :, None].expand(-1, -1, children, -1), tokens[..., None]], dim=-1)
-        paths = paths.view(n, rows * children, depth + 1)
-        parent = (chosen + first if depth > 1 else chosen - 1)[:, :, None].expand(-1, -1, children).reshape(n, -1)
-        first = sum(len(part["depth"][0]) for part in made)
-        made.append({
-            "probability": probability.cpu().numpy(),
-            "depth": np.full((n, rows * children), depth, dtype=np.int8),
-            "parent": parent.cpu().numpy().astype(np.int16),
-            "on_path": on_path.cpu().numpy(),
-        })  # fmt: skip
-    return {name: np.concatenate([part[name] for part in made], axis=1) for name in made[0]}
+def save_growth(trace: GrowthTrace, path: str | Path) -> None:
+    with atomic(path) as partial, partial.open("wb") as file:
+        arrays = {name: getattr(trace, name) for name in ARRAYS}
+        np.savez_compressed(file, **arrays, shape=np.array([trace.beam, trace.children]))
+
+
+def load_growth(path: str | Path) -> GrowthTrace:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            beam, children = file["shape"].tolist()
+            return GrowthTrace(**{name: file[name] for name in ARRAYS}, beam=beam, children=children)
+    except (OSError, ValueError, KeyError) as error:
+        raise EntmtpError(f"{path}: not a growth trace ({error}); delete it and run again") from error
 
 
 def join(parts: list[dict], beam: int, children: int) -> GrowthTrace:
@@ -113,7 +92,11 @@ class Grown:
 
 def replay_growth(trace: GrowthTrace, policy: GrowingPolicy) -> Grown:
     """Every tree that `policy` would grow. Its beam and children must be the trace's own."""
-    assert (policy.beam, policy.children) == (trace.beam, trace.children), "a growth trace serves one beam"
+    if (policy.beam, policy.children) != (trace.beam, trace.children):
+        raise EntmtpError(
+            f"policy {policy.name}: beam {policy.beam} and {policy.children} children, but the growth trace was made "
+            f"with growth.beam={trace.beam} growth.children={trace.children}"
+        )
     depth = int(trace.depth.max())
     edges, values = _calibration(policy, depth)
     n = len(trace.depth)
@@ -136,3 +119,35 @@ def _calibration(policy: GrowingPolicy, depth: int) -> tuple[NDArray, NDArray]:
         edges[d, : len(row)] = row
         values[d, : len(own)] = own
     return edges, values
+
+
+def decision_margin(trace: GrowthTrace, policy: GrowingPolicy, i: int) -> float:
+    """How near the policy's closest decision at position i is to going the other way.
+
+    Decisions: a parent against `expand`, the beam's last against the next, the last kept candidate against the first
+    left out, and for `marginal` the chosen size against every other in tokens worth.
+    """
+    p, depth, parent = trace.probability[i].tolist(), trace.depth[i].tolist(), trace.parent[i].tolist()
+    margins, seen, frontier = [1.0], set(), [-1]
+    chance = {-1: 1.0, **dict(enumerate(p))}
+    for level in range(1, policy.max_depth + 1):
+        margins += [abs(chance[node] - policy.expand) for node in frontier]
+        able = sorted((chance[node] for node in frontier if chance[node] >= policy.expand), reverse=True)
+        if len(able) > policy.beam:
+            margins.append(able[policy.beam - 1] - able[policy.beam])
+        parents = set(policy.parents(frontier, chance))
+        frontier = [c for c in range(len(p)) if depth[c] == level and parent[c] in parents]
+        seen.update(frontier)
+    ranked = [c for c in trace.order[i].tolist() if c in seen]
+    kept = policy.size([(p[c], depth[c]) for c in ranked[: policy.nodes]])
+    if 0 < kept < len(ranked):
+        margins.append(p[ranked[kept - 1]] - p[ranked[kept]])
+    if policy.rate is not None:
+        worth, gained = [0.0], 0.0
+        for n, c in enumerate(ranked[: policy.nodes], 1):
+            gained += policy.calibration.accepted(p[c], depth[c])
+            worth.append(gained - policy.rate * (policy.step_ms[n] - policy.step_ms[0]))
+        margins += [abs(worth[kept] - other) for n, other in enumerate(worth) if n != kept]
+        edges = [edge for row in policy.calibration.edges for edge in row]
+        margins += [min((abs(p[c] - edge) for edge in edges), default=1.0) for c in ranked[: policy.nodes]]
+    return min(margins)

@@ -13,7 +13,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from entmtp.calibration import kernels
+from entmtp.calibration.growth import GrowthTrace, replay_growth
 from entmtp.errors import EntmtpError
+from entmtp.policy.growing import GrowingPolicy
 from entmtp.policy.schedulers import LadderPolicy, Policy, TauPolicy
 from entmtp.tree.topology import Tree
 
@@ -43,6 +45,7 @@ class Trace:
         self.ranks = np.ascontiguousarray(np.concatenate([prompt.ranks for prompt in prompts]))
         self.width = int(self.ranks.max())  # the rank that stands for "not a candidate": every text's end has it
         self.bounds = np.cumsum([0] + [len(prompt) for prompt in prompts])
+        self.growth: GrowthTrace | None = None  # full expansions, where policies grow their trees
         self._lengths: dict[Tree, NDArray[np.int64]] = {}
         self._values: dict[int, NDArray[np.float64]] = {}
 
@@ -140,7 +143,12 @@ class ReplayStep:
 
 
 def replay_policy(trace: Trace, policy: Policy) -> list[list[ReplayStep]]:
-    """Every decision of `policy` on every text: per prompt a list of steps, as the live decoder takes them."""
+    """Every decision of `policy` on every text: per prompt a list of steps, as the live decoder takes them.
+
+    A grown tree goes by its number of nodes. Raises EntmtpError for a growing policy on a trace without expansions.
+    """
+    if isinstance(policy, GrowingPolicy):
+        return _replay_growing(trace, policy)
     acceptance = [trace.accepted(tree) for tree in policy.trees]
     runs = []
     for index, prompt in enumerate(trace.prompts):
@@ -153,6 +161,20 @@ def replay_policy(trace: Trace, policy: Policy) -> list[list[ReplayStep]]:
             tree = policy.choose(s)
             count = accepted[tree][i]
             steps.append(ReplayStep(i, tree, count, s))
+            i += count + 1
+        runs.append(steps)
+    return runs
+
+
+def _replay_growing(trace: Trace, policy: GrowingPolicy) -> list[list[ReplayStep]]:
+    if trace.growth is None:
+        raise EntmtpError(f"policy {policy.name} grows its trees: replaying it needs a growth trace")
+    grown, runs = replay_growth(trace.growth, policy), []
+    for first, end in zip(trace.bounds[:-1].tolist(), trace.bounds[1:].tolist(), strict=True):
+        steps, i = [], first
+        while i < end - 1:
+            count = int(grown.accepted[i])
+            steps.append(ReplayStep(i - first, int(grown.nodes[i]), count, float("nan")))
             i += count + 1
         runs.append(steps)
     return runs

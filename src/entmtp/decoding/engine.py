@@ -193,7 +193,7 @@ class Decoder:
         """As `_schedule`, for a policy that grows its tree: the scheduler's time is all but the heads' own."""
         self.drafter.start(hidden, root)
         tree, seconds = grow(self.drafter, root, policy, self.masks[policy.nodes])
-        return float("nan"), 0, tree, seconds, seconds
+        return float("nan"), tree.n - 1, tree, seconds, seconds  # a grown tree goes by its size
 
     def _schedule(
         self, policy: Policy, trees: list[CompiledTree], hidden: Tensor, logits: Tensor, root: int

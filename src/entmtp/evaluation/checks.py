@@ -2,9 +2,11 @@
 
 import torch
 
+from entmtp.calibration.growth import decision_margin
 from entmtp.calibration.replay import Trace, replay_policy
 from entmtp.decoding.engine import make_chooser
 from entmtp.decoding.sampling import Chooser
+from entmtp.policy.growing import GrowingPolicy
 from entmtp.policy.schedulers import Policy
 
 
@@ -76,7 +78,12 @@ def replay_verdict(trace: Trace, policy: Policy, rows: list[dict], tie_gap: floa
             differences.append({"prompt_id": row["prompt_id"], "step": min(len(live), len(expected)), "what": "count"})
             continue
         step = replayed[at]
-        if live[at][0] != expected[at][0]:
+        if isinstance(policy, GrowingPolicy):
+            flat = int(trace.bounds[trace.prompts.index(prompt)]) + step.position
+            what, distance = "grown tree", decision_margin(trace.growth, policy, flat)
+            if live[at][0] == expected[at][0]:
+                distance = min(distance, float(prompt.gaps[step.position].min()))
+        elif live[at][0] != expected[at][0]:
             signal = row["step_signal"][at]
             edges = [abs(step.signal - threshold) for threshold in policy.edges]
             distance = max(min(edges, default=float("inf")), abs(step.signal - signal) if edges else float("inf"))

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from entmtp.calibration.growth import load_growth, save_growth
+from entmtp.calibration.growth_traces import growth_of
 from entmtp.calibration.replay import Trace
 from entmtp.calibration.texts import trace_rows
 from entmtp.config import BenchConfig, DecodingConfig, from_plain
@@ -34,6 +36,10 @@ def check_task(inp, out, params, open_target) -> dict:
         made = trace_rows(target, decoder, tests, reference, decoding, tie)
         write_parquet(traces_path, made)
         trace = Trace.from_frame(read_parquet(traces_path))
+        if kind in params["growing"]:
+            path = out.growth[list(params["growing"]).index(kind)]
+            save_growth(growth_of(target, decoder, tests, reference, **params["growth"]), path)
+            trace.growth = load_growth(path)
         for name, heads in params["arms"].items():
             if heads == kind and exact:
                 policy, _, _ = load_policy(params["run"], params["task"], heads, name)

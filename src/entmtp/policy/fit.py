@@ -1,5 +1,6 @@
 """Thresholds fitted by replay on the calibration split, and policies from their readable JSON."""
 
+from dataclasses import asdict
 from itertools import combinations
 
 import numpy as np
@@ -8,10 +9,13 @@ from entmtp.calibration.latency_table import LatencyTable
 from entmtp.calibration.replay import Trace, replay_milliseconds
 from entmtp.config import PolicyConfig
 from entmtp.errors import EntmtpError
+from entmtp.policy.growing import Calibration, GrowingPolicy
 from entmtp.policy.schedulers import LadderPolicy, Policy, TauPolicy
 from entmtp.tree.bank import Bank
 from entmtp.tree.defaults import default_tree
 from entmtp.tree.topology import Tree
+
+GROWING = ("dynamic", "marginal")
 
 
 def build_policy(config: dict, bank: Bank | None) -> Policy:
@@ -21,6 +25,10 @@ def build_policy(config: dict, bank: Bank | None) -> Policy:
         return Policy(name, [Tree(())])
     if kind == "static":
         return Policy(name, [default_tree(config["tree"])])
+    if kind in GROWING:
+        grown = dict(config["growing"])
+        calibration = grown.pop("calibration")
+        return GrowingPolicy(name, [], **grown, calibration=Calibration(**calibration) if calibration else None)
     if bank is None:
         raise EntmtpError(f"policy {name} needs a bank: run the pipeline for this task first")
     trees = [bank.trees[index].tree for index in config["trees"]]
@@ -34,13 +42,31 @@ def build_policy(config: dict, bank: Bank | None) -> Policy:
 def fit_policy(config: PolicyConfig, bank: Bank | None, trace: Trace | None, latency: LatencyTable | None) -> dict:
     """Fit what `config` leaves open (null). Returns the content of `policy.json`."""
     base = {"policy": config.name, "kind": config.kind, "heads": config.heads, "tree": config.tree, "depth": None,
-            "tau_on": None, "tau_off": None, "thresholds": None, "trees": [], "start": 0}  # fmt: skip
+            "tau_on": None, "tau_off": None, "thresholds": None, "trees": [], "start": 0, "growing": None}  # fmt: skip
     if config.kind in ("ar", "static"):
         return base
     fitter = _Fitter(config, bank, trace, latency)
     star = {**base, "kind": "star", "trees": [bank.star]}
+    if config.kind in GROWING:
+        grown, speed = _fit_growing(config, bank, trace, latency)
+        return {**base, "growing": grown, "calib_tokens_per_s": speed, "star_tokens_per_s": fitter.speed(star)}
     fitted = star if config.kind == "star" else {**base, **fitter.fit(config.kind)}
     return {**fitted, "calib_tokens_per_s": fitter.speed(fitted), "star_tokens_per_s": fitter.speed(star)}
+
+
+def _fit_growing(config: PolicyConfig, bank: Bank, trace: Trace, latency: LatencyTable) -> tuple[dict, float]:
+    """What `build_policy` needs, and predicted tokens/s. On the bank's own clock: the latency table's milliseconds are
+    scaled by what the static optimum's measured step is to its predicted one."""
+    from entmtp.policy.fit_growing import GrowthFitter
+
+    if trace.growth is None:
+        raise EntmtpError(f"policy {config.name} grows its trees: fitting it needs a growth trace")
+    star = bank.trees[bank.star]
+    fitter = GrowthFitter(trace.growth, latency, config.nodes, star.step_ms / latency.step(star.tree))
+    policy = getattr(fitter, config.kind)(config.name)
+    keys = ("nodes", "beam", "children", "max_depth", "expand", "rate", "step_ms")
+    calibration = asdict(policy.calibration) if policy.calibration else None
+    return {**{key: getattr(policy, key) for key in keys}, "calibration": calibration}, 1000 * fitter.speed(policy)
 
 
 def step_times(bank: Bank, latency: LatencyTable, trees: list[Tree], depth: int | None) -> list[float]:

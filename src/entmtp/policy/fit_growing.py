@@ -32,14 +32,14 @@ def calibrate(trace: GrowthTrace, bins: int = 24) -> Calibration:
 
 
 class GrowthFitter:
-    """Milliseconds come from the latency table: verifying n nodes, and each head for 0..beam rows."""
+    """Milliseconds come from the latency table, times `scale`: verifying n nodes, and each head for 0..beam rows."""
 
-    def __init__(self, trace: GrowthTrace, latency: LatencyTable, max_nodes: int):
+    def __init__(self, trace: GrowthTrace, latency: LatencyTable, max_nodes: int, scale: float = 1.0):
         self.trace, self.max_nodes = trace, max_nodes
         depth = int(trace.depth.max())
-        self.step_ms = np.array([latency.forward(n + 1) + latency.overhead_ms for n in range(max_nodes + 1)])
+        self.step_ms = scale * np.array([latency.forward(n + 1) + latency.overhead_ms for n in range(max_nodes + 1)])
         rows = range(1, trace.beam + 1)
-        self.propose_ms = np.array([[0.0] + [latency.propose(d, r) for r in rows] for d in range(1, depth + 1)])
+        self.propose_ms = scale * np.array([[0.0] + [latency.propose(d, r) for r in rows] for d in range(1, depth + 1)])
         self.tokens = int(trace.bounds[-1]) - (len(trace.bounds) - 1)  # a text's last token needs no step
         self.base = GrowingPolicy("", [], beam=trace.beam, children=trace.children, max_depth=depth, nodes=max_nodes)
 
@@ -51,7 +51,8 @@ class GrowthFitter:
 
     def dynamic(self, name: str) -> GrowingPolicy:
         """The best fixed number of nodes (the likeliest ones) and threshold of expansion."""
-        options = [replace(self.base, name=name, nodes=n, expand=expand) for n in self._sizes() for expand in EXPAND]
+        sizes = self._sizes().tolist()
+        options = [replace(self.base, name=name, nodes=n, expand=expand) for n in sizes for expand in EXPAND]
         return max(options, key=self.speed)
 
     def marginal(self, name: str, rounds: int = 12) -> GrowingPolicy:

@@ -67,6 +67,19 @@ def traces(inp, out, params) -> None:
     write_parquet(out.traces, trace_rows(base, decoder, prompts_, texts_, decoding, tie))
 
 
+def growth(inp, out, params) -> None:
+    """Full expansions along the calibration texts, for policies that grow their trees."""
+    from entmtp.calibration.growth import save_growth
+    from entmtp.calibration.growth_traces import growth_of
+    from entmtp.tasks import read_prompts
+
+    prompts_ = read_prompts(inp.prompts, "calib")
+    texts_ = {row["prompt_id"]: list(row["tokens"]) for row in read_parquet(inp.texts).to_dict("records")}
+    longest = max(len(p["token_ids"]) + len(texts_[p["id"]]) for p in prompts_)
+    base, decoder = open_block(params, str(Path(inp.heads).parent), longest)
+    save_growth(growth_of(base, decoder, prompts_, texts_, **params["growth"]), out.growth)
+
+
 def frontier(inp, out, params) -> None:
     from entmtp.calibration.replay import ReplayObserver, Trace
     from entmtp.calibration.search import frontier_json, search_frontier
@@ -153,9 +166,10 @@ def bank(inp, out, params) -> None:
 
 
 def policy(inp, out, params) -> None:
+    from entmtp.calibration.growth import load_growth
     from entmtp.calibration.latency_table import LatencyTable
     from entmtp.calibration.replay import Trace
-    from entmtp.policy.fit import fit_policy
+    from entmtp.policy.fit import GROWING, fit_policy
     from entmtp.tree.bank import Bank
 
     config = from_plain(PolicyConfig, params["policy"])
@@ -163,6 +177,8 @@ def policy(inp, out, params) -> None:
         write_json(out.policy, fit_policy(config, None, None, None))
         return
     trace = Trace.from_frame(read_parquet(inp.traces))
+    if config.kind in GROWING:
+        trace.growth = load_growth(inp.growth)
     fitted = fit_policy(config, Bank.load(inp.bank), trace, LatencyTable.from_json(read_json(inp.latency)))
     check_schema(fitted, "policy")
     write_json(out.policy, fitted)
