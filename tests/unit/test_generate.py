@@ -89,7 +89,7 @@ def test_prompt_from_stdin_and_without_chat(call):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["Hi", "policy=nope"], "unknown policy 'nope': choose one of ar, entmtp_ladder"),
+        (["Hi", "policy=nope"], "unknown policy 'nope': choose one of ar, dynamic, entmtp_ladder"),
         (["Hi", "policy=entmtp_star"], "no fitted policy 'entmtp_star' for task 'sharegpt'"),
         (["Hi", "policy=entmtp_tau", "policy.tau_on=0.1", "policy.tau_off=0.3"], "tau_off=0.3 must not exceed"),
         (["Hi", "policy=entmtp_tau", "policy.depth=9"], "policy.depth=9 exceeds the 4 draft heads"),
