@@ -8,17 +8,15 @@ names one.
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 
 import torch
 
 from entmtp.config import Config, DecodingConfig, PlotConfig, compose
 from entmtp.decoding.engine import Decoder, make_chooser
-from entmtp.decoding.verify import accept_exact
 from entmtp.errors import EntmtpError
 from entmtp.io import write_json, write_text
+from entmtp.timing import median_ms
 from entmtp.tree.compiled import CompiledTree
 from entmtp.tree.defaults import DEFAULT_TREES
 from entmtp.tree.topology import Tree
@@ -28,26 +26,14 @@ CONTEXTS = [128, 512, 1900]
 REPEATS = 15
 
 
-def milliseconds(run: Callable[[], object], repeats: int = REPEATS) -> float:
-    """Median of single calls after warm-up."""
-    for _ in range(3):
-        run()
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begin)
-    return 1000 * median(times)
-
-
 @torch.inference_mode()
 def machine(dtype: torch.dtype) -> dict:
     """gb_per_s that the machine reads (a sum over half a gigabyte), gflop_per_s of large matrix products in `dtype`."""
     big = torch.ones(128 * 1024 * 1024)
     a, b = (torch.randn(2048, 2048).to(dtype) for _ in range(2))
     return {
-        "gb_per_s": big.numel() * 4 / 1e6 / milliseconds(big.sum, 7),
-        "gflop_per_s": 2 * 2048**3 / 1e6 / milliseconds(lambda: a @ b, 7),
+        "gb_per_s": big.numel() * 4 / 1e6 / median_ms(big.sum, 7),
+        "gflop_per_s": 2 * 2048**3 / 1e6 / median_ms(lambda: a @ b, 7),
     }
 
 
@@ -75,7 +61,7 @@ def forward_table(target, rates: dict) -> list[dict]:
                                 target.dtype, target.device)  # fmt: skip
             tokens, at = torch.arange(tree.n) % target.vocab_size, tree.depths + context
             mask = tree.mask_slice(context)
-            ms = milliseconds(lambda: target.model.logits(target.model.hidden(tokens, at, cache, mask)))  # noqa: B023
+            ms = median_ms(lambda: target.model.logits(target.model.hidden(tokens, at, cache, mask)), REPEATS)  # noqa: B023
             compute = 2 * tree.n * weights / target.dtype.itemsize / 1e6 / rates["gflop_per_s"]
             rows.append({"context": context, "nodes": nodes, "ms": ms, "floor_ms": floor, "compute_ms": compute})
         print(f"{target.dtype_name}, context {context}: plain {rows[-len(NODES)]['ms']:.1f} ms, floor {floor:.1f} ms")
@@ -85,39 +71,39 @@ def forward_table(target, rates: dict) -> list[dict]:
 @torch.inference_mode()
 def step_parts(decoder: Decoder, tree: Tree, prompt: list[int], decoding: DecodingConfig) -> dict:
     """Mean milliseconds of each part of a step of real decoding with one tree."""
+    _decode_in_parts(decoder, tree, prompt, decoding)  # warm-up
+    steps, seconds = _decode_in_parts(decoder, tree, prompt, decoding)
+    return {"nodes": tree.num_nodes, "steps": steps, **{name: 1000 * s / steps for name, s in seconds.items()}}
+
+
+def _decode_in_parts(
+    decoder: Decoder, tree: Tree, prompt: list[int], decoding: DecodingConfig
+) -> tuple[int, dict[str, float]]:
+    """Steps, and seconds of each of the decoder's parts over all of them."""
     target, drafter, cache = decoder.target, decoder.drafter, decoder.cache
     compiled, chooser = decoder.compile(tree), make_chooser(target, decoding, "")
-    totals = dict.fromkeys(("propose", "verify", "accept", "commit"), 0.0)
-    for timed in (False, True):  # the first run warms up
-        totals, steps = dict.fromkeys(totals, 0.0), 0
-        cache.reset()
-        drafter.reset()
-        hidden = target.prefill(prompt, cache)
-        root, end = chooser(target.model.logits(hidden[-1:]), [len(prompt)])[0], cache.length + decoding.max_new_tokens
-        while cache.length < end:
-            marks = [time.perf_counter()]
-            drafter.start(hidden, root)
-            drafted = drafter.fill(compiled)
-            tokens = drafted.tolist()
-            marks.append(time.perf_counter())
-            rows = target.model.hidden(
-                drafted, compiled.depths + cache.length, cache, compiled.mask_slice(cache.length)
-            )
-            logits = target.model.logits(rows)
-            marks.append(time.perf_counter())
-            choices = chooser(logits, [cache.length + depth + 1 for depth in tree.depths])
-            nodes = accept_exact(tree, tokens, choices)
-            marks.append(time.perf_counter())
-            cache.commit(nodes)
-            hidden, root = rows[nodes], choices[nodes[-1]]
-            marks.append(time.perf_counter())
-            for name, begin, stop in zip(totals, marks[:-1], marks[1:], strict=True):
-                totals[name] += stop - begin
-            steps += 1
-        if timed:
-            return {"nodes": tree.num_nodes, "steps": steps,
-                    **{name: 1000 * seconds / steps for name, seconds in totals.items()}}  # fmt: skip
-    raise AssertionError
+    seconds, steps = dict.fromkeys(("propose", "verify", "accept", "commit"), 0.0), 0
+    cache.reset()
+    drafter.reset()
+    hidden = target.prefill(prompt, cache)
+    root, end = chooser(target.model.logits(hidden[-1:]), [len(prompt)])[0], cache.length + decoding.max_new_tokens
+    while cache.length < end:
+        marks = [time.perf_counter()]
+        drafter.start(hidden, root)
+        drafted = decoder.propose(compiled, root)
+        tokens = drafted.tolist()
+        marks.append(time.perf_counter())
+        all_hidden, logits = decoder.forward(compiled, drafted)
+        marks.append(time.perf_counter())
+        nodes, root = decoder.accept(compiled, tokens, logits, chooser, decoding)
+        marks.append(time.perf_counter())
+        cache.commit(nodes)
+        hidden = all_hidden[nodes]
+        marks.append(time.perf_counter())
+        for name, begin, stop in zip(seconds, marks[:-1], marks[1:], strict=True):
+            seconds[name] += stop - begin
+        steps += 1
+    return steps, seconds
 
 
 def measure(config: Config, dtype: str) -> dict:

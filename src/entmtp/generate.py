@@ -157,7 +157,7 @@ def stream(config: Config, prompt: str, chat: bool, stats: Stats) -> Iterator[st
 
     from entmtp.decoding.engine import make_chooser
     from entmtp.decoding.plain import plain_tokens
-    from entmtp.heads.self_test import warn_if_implausible
+    from entmtp.heads.self_test import check_heads
     from entmtp.session import capacity_for, heads_folder, open_decoder, open_target, run_folder
     from entmtp.tasks import encode
 
@@ -173,8 +173,8 @@ def stream(config: Config, prompt: str, chat: bool, stats: Stats) -> Iterator[st
     heads = None if plain else config.heads
     folder = None if plain else heads_folder(heads, config.target.name, config.resources, run_folder(config))
     decoder = open_decoder(target, heads, folder, capacity_for([{"token_ids": ids}], budget, policy.max_nodes))
-    if heads is not None and heads.source not in ("random", "shipped"):
-        warn_if_implausible(target, decoder.drafter, f"the heads in {folder}")
+    if heads is not None:
+        check_heads(target, decoder.drafter, heads, folder)
     decoder.check(ids, budget, policy.max_nodes)
     if plain:
         chooser = make_chooser(target, config.decoding, "")

@@ -44,7 +44,7 @@ def world(tmp_path_factory):
         prompts, texts = run / "prompts" / f"{task}.jsonl", run / "texts" / f"{task}.parquet"
         block = {**config["task"], "name": task, "source": "file", "file": str(source), "calib": 3, "test": 2}
         offline.prompts(Files(target=marker), Files(prompts=prompts), {**base, "task": block})
-        offline.texts(Files(prompts=prompts), Files(texts=texts), base)
+        offline.texts(Files(prompts=prompts), Files(texts=texts), {**base, "split": "calib"})
         inp = Files(prompts=prompts, texts=texts, heads=run / "heads" / "hydra" / "config.json")
         offline.traces(inp, Files(traces=run / "traces" / "hydra" / f"{task}.calib.parquet"), base)
         bank = [BankTree(tree, 1.0 + 0.1 * i, 1000 + i, ms) for i, (tree, ms) in enumerate(zip(TREES, STEP_MS))]

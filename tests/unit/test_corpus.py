@@ -105,7 +105,7 @@ def test_the_order_follows_the_seed_and_is_cut_after_max_texts(files):
 def test_halves_are_disjoint_and_whole(files):
     def chosen(second: bool) -> set[str]:
         source = PromptSource(str(files / "chat.jsonl"), "p", half="id", second_half=second)
-        return {text for _, text in module.source_prompts(source)}
+        return set(module.source_prompts(source))
 
     assert len(chosen(False)) + len(chosen(True)) == 4
     assert not chosen(False) & chosen(True)

@@ -1,20 +1,20 @@
 """The bound on scheduling against exhaustive search, and the compiled sweep against the policy objects."""
 
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
+import trace_fixture
 from hypothesis import given
 from hypothesis import strategies as st
 
 from entmtp.calibration.kernels import sweep_tau, walk
 from entmtp.calibration.oracle import oracle
-from entmtp.calibration.replay import PromptTrace, Trace, replay_milliseconds, replay_policy
+from entmtp.calibration.replay import Trace, replay_milliseconds, replay_policy
 from entmtp.errors import EntmtpError
 from entmtp.policy.schedulers import LadderPolicy, Policy, TauPolicy
 from entmtp.tree.topology import Tree
 
-WIDTH = 4
 TREES = [
     Tree(()),
     Tree.of([(0,)]),
@@ -23,16 +23,7 @@ TREES = [
 ]
 
 
-def random_trace(rng: np.random.Generator, prompts: int = 3, longest: int = 14, depth: int = 3) -> Trace:
-    made = []
-    for number in range(prompts):
-        n = int(rng.integers(1, longest))
-        ranks = np.minimum(rng.geometric(0.5, (n, depth)) - 1, WIDTH).astype(np.int64)
-        for d in range(1, depth + 1):
-            ranks[max(0, n - d) :, d - 1] = WIDTH
-        values = np.cumprod(rng.random((n, depth + 1)) ** 0.5, axis=1)
-        made.append(PromptTrace(f"p{number}", ranks, values, rng.random(n), rng.random((n, depth))))
-    return Trace(made)
+random_trace = partial(trace_fixture.random_trace, longest=14, width=4, hit=0.5)
 
 
 def exhaustive(trace: Trace, step_ms: list[float]) -> float:
@@ -77,7 +68,7 @@ def test_the_oracle_is_the_fastest_of_all_schedules(seed):
 
 def test_captured_share():
     rng = np.random.default_rng(1)
-    trace = random_trace(rng, 6, 40)
+    trace = random_trace(rng, 6, longest=40)
     found = oracle(trace, TREES, [1.0, 1.1, 1.25, 1.6])
     assert found.headroom > 0.01
     assert found.captured(found.static_tokens_per_s) == 0
@@ -111,7 +102,7 @@ def test_the_compiled_sweep_takes_the_policy_objects_steps(seed):
 
 
 def test_walks_count_steps_and_accepted_tokens():
-    trace = random_trace(np.random.default_rng(4), 5, 30)
+    trace = random_trace(np.random.default_rng(4), 5, longest=30)
     for tree in TREES:
         steps = [step for run in replay_policy(trace, Policy("s", [tree])) for step in run]
         assert walk(trace.length(tree), trace.bounds) == (len(steps), sum(step.accepted for step in steps))

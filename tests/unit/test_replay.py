@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trace_fixture import random_trace
 
 from entmtp.calibration.replay import (
     PromptTrace,
@@ -76,19 +77,6 @@ def test_replay_takes_the_live_decoders_very_steps(traced, trees, arch, mode, st
             assert rollout.tokens == sum(len(run.tokens) for run in runs)
     assert accepted > (10 if stop else 30)
     assert len(switched) > 6
-
-
-def random_trace(rng: np.random.Generator, prompts: int = 3, depth: int = 3, width: int = WIDTH) -> Trace:
-    """Ranks mostly low; each text's end is padded with `width`, as in real traces."""
-    made = []
-    for number in range(prompts):
-        n = int(rng.integers(1, 12))
-        ranks = np.minimum(rng.geometric(0.4, (n, depth)) - 1, width).astype(np.int64)
-        for d in range(1, depth + 1):
-            ranks[max(0, n - d) :, d - 1] = width
-        values = np.cumprod(rng.random((n, depth + 1)) ** 0.5, axis=1)
-        made.append(PromptTrace(f"p{number}", ranks, values, rng.random(n), rng.random((n, depth))))
-    return Trace(made)
 
 
 def brute_accepted(ranks: list[int], tree: Tree) -> int:

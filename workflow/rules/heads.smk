@@ -22,8 +22,9 @@ rule heads_eval_texts:
     params:
         **base(),
         decoding=PLAIN["decoding"],
+        split="test",
     script:
-        "../scripts/heads_eval_texts.py"
+        "../scripts/texts.py"
 
 
 rule heads_eval:

@@ -15,6 +15,7 @@ rule texts:
     params:
         **base(),
         decoding=PLAIN["decoding"],
+        split="calib",
     script:
         "../scripts/texts.py"
 

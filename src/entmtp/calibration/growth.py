@@ -139,15 +139,13 @@ def decision_margin(trace: GrowthTrace, policy: GrowingPolicy, i: int) -> float:
         frontier = [c for c in range(len(p)) if depth[c] == level and parent[c] in parents]
         seen.update(frontier)
     ranked = [c for c in trace.order[i].tolist() if c in seen]
-    kept = policy.size([(p[c], depth[c]) for c in ranked[: policy.nodes]])
+    candidates = [(p[c], depth[c]) for c in ranked[: policy.nodes]]
+    kept = policy.size(candidates)
     if 0 < kept < len(ranked):
         margins.append(p[ranked[kept - 1]] - p[ranked[kept]])
     if policy.rate is not None:
-        worth, gained = [0.0], 0.0
-        for n, c in enumerate(ranked[: policy.nodes], 1):
-            gained += policy.calibration.accepted(p[c], depth[c])
-            worth.append(gained - policy.rate * (policy.step_ms[n] - policy.step_ms[0]))
-        margins += [abs(worth[kept] - other) for n, other in enumerate(worth) if n != kept]
+        worths = policy.worths(candidates)
+        margins += [abs(worths[kept] - other) for n, other in enumerate(worths) if n != kept]
         edges = [edge for row in policy.calibration.edges for edge in row]
         margins += [min((abs(p[c] - edge) for edge in edges), default=1.0) for c in ranked[: policy.nodes]]
     return min(margins)

@@ -25,7 +25,7 @@ def _expand(drafter, states: Tensor, text: list[int], beam: int, children: int) 
     paths = roots[:, None, None]  # [n, frontier, depth]: tokens of the frontier's paths, root first
     probability = torch.ones(n, 1, dtype=torch.float64, device=device)
     on_path = torch.ones(n, 1, dtype=torch.bool, device=device)
-    first, made = -1, []  # column of the frontier's first candidate; the root is column -1
+    first, columns, made = -1, 0, []  # column of the frontier's first candidate (the root is -1), columns so far
     for depth, rows in enumerate(rows_per_depth(beam, children, drafter.depth), 1):
         chosen = probability.sort(dim=1, descending=True, stable=True).indices[:, :rows]  # [n, rows]
         parents = paths.gather(1, chosen[:, :, None].expand(-1, -1, depth))
@@ -36,8 +36,8 @@ def _expand(drafter, states: Tensor, text: list[int], beam: int, children: int) 
         on_path = (on_path.gather(1, chosen)[:, :, None] & (tokens == true[:, None, None])).view(n, -1)
         paths = torch.cat([parents[:, :, None].expand(-1, -1, children, -1), tokens[..., None]], dim=-1)
         paths = paths.view(n, rows * children, depth + 1)
-        parent = (chosen + first if depth > 1 else chosen - 1)[:, :, None].expand(-1, -1, children).reshape(n, -1)
-        first = sum(len(part["depth"][0]) for part in made)
+        parent = (chosen + first)[:, :, None].expand(-1, -1, children).reshape(n, -1)
+        first, columns = columns, columns + rows * children
         made.append({
             "probability": probability.cpu().numpy(),
             "depth": np.full((n, rows * children), depth, dtype=np.int8),

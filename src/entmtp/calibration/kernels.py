@@ -38,16 +38,22 @@ def follow(children, ranks, lengths, ends):
 
 
 @njit(cache=True, nogil=True)
-def walk(lengths, bounds):
-    """One tree's own run over every text: (steps, accepted tokens)."""
-    steps, accepted = 0, 0
+def walk_cost(lengths, cost, bounds):
+    """A run whose step at position i accepts lengths[i] and costs cost[i]: (steps, total cost)."""
+    steps, total = 0, cost.dtype.type(0)
     for text in range(len(bounds) - 1):
         i, last = bounds[text], bounds[text + 1] - 1
         while i < last:
-            accepted += lengths[i]
+            total += cost[i]
             steps += 1
             i += lengths[i] + 1
-    return steps, accepted
+    return steps, total
+
+
+@njit(cache=True, nogil=True)
+def walk(lengths, bounds):
+    """One tree's own run over every text: (steps, accepted tokens)."""
+    return walk_cost(lengths, lengths, bounds)
 
 
 @njit(cache=True, nogil=True)
@@ -165,16 +171,3 @@ def grow_all(order, probability, depth, parent, on_path, expand, max_depth, most
                 value, best, best_hits = worth, taken, hits
         nodes[i] = best
         accepted[i] = best_hits
-
-
-@njit(cache=True, nogil=True)
-def walk_cost(lengths, cost, bounds):
-    """A run whose step at position i accepts lengths[i] and costs cost[i]: (steps, total cost)."""
-    steps, total = 0, 0.0
-    for text in range(len(bounds) - 1):
-        i, last = bounds[text], bounds[text + 1] - 1
-        while i < last:
-            total += cost[i]
-            steps += 1
-            i += lengths[i] + 1
-    return steps, total

@@ -4,8 +4,6 @@ A step's cost is predicted as forward(n) + Σ_d propose_d(rows at depth d) + ove
 commit, Python) is the median difference to live steps of a few trees.
 """
 
-import time
-from collections.abc import Callable
 from statistics import median
 
 import numpy as np
@@ -15,19 +13,9 @@ from entmtp.calibration.latency_table import LatencyTable
 from entmtp.config import DecodingConfig, LatencyConfig
 from entmtp.decoding.engine import Decoder
 from entmtp.policy.schedulers import Policy
+from entmtp.timing import median_ms
 from entmtp.tree.compiled import CompiledTree
 from entmtp.tree.topology import Tree
-
-
-def _median_ms(run: Callable[[], object], repeats: int) -> float:
-    for _ in range(3):
-        run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return median(times) * 1000
 
 
 @torch.inference_mode()
@@ -44,7 +32,7 @@ def measure_latency(decoder: Decoder, config: LatencyConfig, prompt: list[int], 
             cache.length = context
             tokens = torch.arange(n, device=target.device) % target.vocab_size
             positions = tree.depths + context
-            forward[row, column] = _median_ms(
+            forward[row, column] = median_ms(
                 lambda: target.model.logits(target.model.hidden(tokens, positions, cache, tree.mask_slice(context))),  # noqa: B023
                 config.repeats,
             )
@@ -53,7 +41,7 @@ def measure_latency(decoder: Decoder, config: LatencyConfig, prompt: list[int], 
     cache.reset()
     hidden = target.prefill(prompt, cache)[-1:]  # any row will do: a prefix layer's cost is part of the live overhead
     propose = [
-        [_median_ms(lambda: _propose(drafter, depth, rows, hidden), config.repeats) for rows in config.widths]  # noqa: B023
+        [median_ms(lambda: _propose(drafter, depth, rows, hidden), config.repeats) for rows in config.widths]  # noqa: B023
         for depth in range(1, drafter.depth + 1)
     ]
     table = {

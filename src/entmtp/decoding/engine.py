@@ -226,31 +226,45 @@ class Decoder:
         Returns accepted nodes, all tokens, the hidden states [k, H] that the drafter needs of the accepted nodes (the
         last one, or all of them), the logits [1, V] after the last accepted node, and the next root.
         """
-        target, cache = self.target, self.cache
-        if isinstance(tree, GrownTree):
-            drafted = tree.tokens
-        elif tree.n == 1:
-            drafted = torch.tensor([root], device=target.device)
-        else:
-            drafted = self.drafter.fill(tree)
-        # drafts past the model's last position can be proposed near the end, never committed
-        positions = (tree.depths + cache.length).clamp_max(target.max_positions - 1)
-        all_hidden = target.model.hidden(drafted, positions, cache, tree.mask_slice(cache.length))
-        all_logits = target.model.logits(all_hidden)
+        drafted = self.propose(tree, root)
+        all_hidden, all_logits = self.forward(tree, drafted)
         tokens = drafted.tolist()
-        if decoding.mode == "typical":
-            nodes = accept_typical(
-                tree.tree, tokens, all_logits, decoding.temperature, decoding.epsilon, decoding.alpha
-            )
-            root = int(all_logits[nodes[-1]].argmax())  # Medusa: the root itself is greedy
-        else:
-            choices = chooser(all_logits, [cache.length + depth + 1 for depth in tree.tree.depths])
-            nodes = accept_exact(tree.tree, tokens, choices)
-            root = choices[nodes[-1]]
-        cache.commit(nodes)
+        nodes, root = self.accept(tree, tokens, all_logits, chooser, decoding)
+        self.cache.commit(nodes)
         last = slice(nodes[-1], nodes[-1] + 1)
         history = self.drafter is not None and self.drafter.history and len(nodes) > 1
         return nodes, tokens, all_hidden[nodes if history else last], all_logits[last], root
+
+    def propose(self, tree: CompiledTree | GrownTree, root: int) -> Tensor:
+        """Token ids [n] of the tree's nodes, root first. The drafter has started at this position."""
+        if isinstance(tree, GrownTree):
+            return tree.tokens
+        if tree.n == 1:
+            return torch.tensor([root], device=self.target.device)
+        return self.drafter.fill(tree)
+
+    def forward(self, tree: CompiledTree | GrownTree, drafted: Tensor) -> tuple[Tensor, Tensor]:
+        """The target's hidden states [n, H] and logits [n, V] of the drafted nodes."""
+        # drafts past the model's last position can be proposed near the end, never committed
+        positions = (tree.depths + self.cache.length).clamp_max(self.target.max_positions - 1)
+        hidden = self.target.model.hidden(drafted, positions, self.cache, tree.mask_slice(self.cache.length))
+        return hidden, self.target.model.logits(hidden)
+
+    def accept(
+        self,
+        tree: CompiledTree | GrownTree,
+        tokens: list[int],
+        logits: Tensor,
+        chooser: Chooser,
+        decoding: DecodingConfig,
+    ) -> tuple[list[int], int]:
+        """Nodes to commit, root first, and the next root."""
+        if decoding.mode == "typical":
+            nodes = accept_typical(tree.tree, tokens, logits, decoding.temperature, decoding.epsilon, decoding.alpha)
+            return nodes, int(logits[nodes[-1]].argmax())  # Medusa: the root itself is greedy
+        choices = chooser(logits, [self.cache.length + depth + 1 for depth in tree.tree.depths])
+        nodes = accept_exact(tree.tree, tokens, choices)
+        return nodes, choices[nodes[-1]]
 
 
 def make_chooser(target, decoding: DecodingConfig, prompt_id: str) -> Chooser:

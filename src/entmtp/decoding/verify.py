@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from entmtp.tree.topology import Tree
+from entmtp.tree.topology import Topology
 
 
-def accept_exact(tree: Tree, tokens: list[int], choices: list[int]) -> list[int]:
+def accept_exact(tree: Topology, tokens: list[int], choices: list[int]) -> list[int]:
     """Nodes committed under exact acceptance, root first: the path whose every token is the target's own choice.
 
     `tokens` [n] are the tree's tokens, `choices` [n] the target's choice after each node (argmax, or Gumbel-max with
@@ -25,7 +25,7 @@ def accept_exact(tree: Tree, tokens: list[int], choices: list[int]) -> list[int]
 
 
 def accept_typical(
-    tree: Tree, tokens: list[int], logits: Tensor, temperature: float, epsilon: float, alpha: float
+    tree: Topology, tokens: list[int], logits: Tensor, temperature: float, epsilon: float, alpha: float
 ) -> list[int]:
     """Nodes committed under typical acceptance (Medusa, section 2.3.2), root first. Lossy.
 

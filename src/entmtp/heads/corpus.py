@@ -22,13 +22,13 @@ def known_prompts(config: CorpusConfig, prompt_files: Iterable[str]) -> KnownPro
             for message in row["messages"]:
                 known.add(message["content"])
     for source in config.exclude:
-        for _, text in source_prompts(source):
+        for text in source_prompts(source):
             known.add(text)
     return known
 
 
-def source_prompts(source: PromptSource) -> Iterator[tuple[int, str]]:
-    """(row number, prompt) of a file's rows that the source's half keeps. A list of turns gives a prompt a turn."""
+def source_prompts(source: PromptSource) -> Iterator[str]:
+    """Prompts of a file's rows that the source's half keeps. A list of turns gives a prompt a turn."""
     for index, row in enumerate(read_jsonl(source.file)):
         if source.half and in_first_half(str(row[source.half])) == source.second_half:
             continue
@@ -38,7 +38,7 @@ def source_prompts(source: PromptSource) -> Iterator[tuple[int, str]]:
                 raise EntmtpError(
                     f"{source.file}, row {index + 1}: no text in column '{source.column}'; it has {sorted(row)}"
                 )
-            yield index, text
+            yield text
 
 
 def training_prompts(config: CorpusConfig, known: KnownPrompts) -> tuple[list[dict], dict]:
@@ -53,7 +53,7 @@ def training_prompts(config: CorpusConfig, known: KnownPrompts) -> tuple[list[di
     counts = {"prompts": 0, "excluded_exact": 0, "excluded_near": 0, "duplicates": 0}
     for source in config.prompts:
         taken = 0
-        for _, prompt in source_prompts(source):
+        for prompt in source_prompts(source):
             if taken >= source.limit:
                 break
             digest = text_hash(prompt)

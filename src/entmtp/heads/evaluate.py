@@ -1,18 +1,16 @@
 """What draft heads are worth on a task: accepted tokens by tree size, hit rates per head, milliseconds to propose."""
 
-from statistics import median
-from time import perf_counter
-
 import numpy as np
 import torch
 
 from entmtp.calibration.latency_table import LatencyTable
-from entmtp.calibration.replay import Trace, self_rollout
+from entmtp.calibration.replay import Trace, replay_policy, self_rollout
 from entmtp.config import DecodingConfig
 from entmtp.decoding.engine import Decoder
 from entmtp.errors import EntmtpError
 from entmtp.evaluation.stats import total_over_total
 from entmtp.policy.schedulers import Policy
+from entmtp.timing import median_ms
 from entmtp.tree.topology import Tree
 
 SIZES = [4, 8, 16, 32, 64]
@@ -52,16 +50,17 @@ def propose_ms(decoder: Decoder, tree: Tree, prompt: list[int], repeats: int) ->
     drafter, compiled = decoder.drafter, decoder.compile(tree)
     decoder.cache.reset()
     hidden = decoder.target.prefill(prompt, decoder.cache)
-    times = []
-    for _ in range(repeats + 2):
+
+    def all_but_the_last() -> None:
         drafter.reset()
         if len(prompt) > 1:
             drafter.start(hidden[:-1], prompt[-1])
-        begin = perf_counter()
+
+    def last() -> None:
         drafter.start(hidden[-1:], prompt[-1])
         drafter.fill(compiled).tolist()
-        times.append(perf_counter() - begin)
-    return 1000 * median(times[2:])
+
+    return median_ms(last, repeats, warmup=2, before=all_but_the_last)
 
 
 def confirm_live(decoder: Decoder, tree: Tree, trace: Trace, prompts: list[dict], decoding: DecodingConfig) -> dict:
@@ -71,11 +70,8 @@ def confirm_live(decoder: Decoder, tree: Tree, trace: Trace, prompts: list[dict]
     accepted = steps = differing = 0
     for prompt in prompts:
         live = [step.accepted for step in decoder.generate(prompt["token_ids"], policy, decoding, prompt["id"]).steps]
-        one = Trace([by_id[prompt["id"]]])
-        at, told = 0, []
-        while at < len(one.prompts[0]) - 1:
-            told.append(one.accepted(tree)[0][at])
-            at += told[-1] + 1
+        (run,) = replay_policy(Trace([by_id[prompt["id"]]]), policy)
+        told = [step.accepted for step in run]
         accepted, steps, differing = accepted + sum(live), steps + len(live), differing + (live != told)
     return {"prompts": len(prompts), "num_accepted": accepted / max(1, steps), "prompts_that_differ": differing}
 

@@ -27,7 +27,7 @@ def grow(drafter, root: int, policy: GrowingPolicy, masks: MaskPool) -> tuple[Gr
         if not parents:
             break
         asked = perf_counter()
-        paths = torch.tensor([_path(found, parent) for parent in parents], device=masks.device)
+        paths = torch.tensor([found.path(parent) for parent in parents], device=masks.device)
         tokens, probability = top_children(drafter, drafter.step_logits(depth, paths), policy.children)
         rows = list(zip(parents, tokens.tolist(), probability.tolist(), strict=True))
         proposing += perf_counter() - asked
@@ -39,12 +39,3 @@ def grow(drafter, root: int, policy: GrowingPolicy, masks: MaskPool) -> tuple[Gr
     count = policy.size([(found.probability[node], found.depth[node]) for node in ranked[: policy.nodes]])
     tree = GrownTree(found, ranked[:count], masks)
     return tree, perf_counter() - begin - proposing
-
-
-def _path(found: Candidates, node: int) -> list[int]:
-    """Tokens from the root to a candidate."""
-    path = [found.tokens[node]]
-    while found.parent[node] >= 0:
-        node = found.parent[node]
-        path.append(found.tokens[node])
-    return path[::-1]

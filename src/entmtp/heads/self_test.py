@@ -1,10 +1,11 @@
 """A quick look whether draft heads belong to the target that they are used with."""
 
 import sys
+from pathlib import Path
 
 from entmtp.calibration.replay import Trace, self_rollout
 from entmtp.calibration.traces import trace_text
-from entmtp.config import DecodingConfig
+from entmtp.config import DecodingConfig, HeadsConfig
 from entmtp.decoding.engine import Decoder, make_chooser
 from entmtp.heads.held_out import fixed_tree
 from entmtp.tasks.prompts import encode
@@ -27,6 +28,12 @@ def accepted_on_known_text(target, drafter) -> float:
     rows = trace_text(target, drafter, decoder.cache, "known", prompt, text, make_chooser(target, decoding, "known"))
     run = self_rollout(Trace.from_frame(pd.DataFrame(rows)), fixed_tree(drafter.depth, drafter.width))
     return run.accepted / run.steps if run.steps else 0.0
+
+
+def check_heads(target, drafter, heads: HeadsConfig, folder: Path) -> None:
+    """Warn about heads that somebody brought. Shipped ones name their target, random ones are bad by design."""
+    if heads.source not in ("random", "shipped"):
+        warn_if_implausible(target, drafter, f"{heads.name} heads ({folder})")
 
 
 def warn_if_implausible(target, drafter, name: str) -> float:

@@ -1,13 +1,12 @@
 """How large a draft vocabulary should be: what a size covers against the milliseconds that it costs."""
 
 from collections.abc import Callable
-from statistics import median
-from time import perf_counter
 
 import torch
 
 from entmtp.heads.features import Features, draft_vocabulary
 from entmtp.target.linear import make_linear
+from entmtp.timing import median_ms
 
 # Head d's draft is accepted with about this probability given the earlier ones, were every token in the vocabulary:
 # what the heads that we shipped first reach on greedy text. It weighs coverage against time, no more.
@@ -34,7 +33,7 @@ def vocabulary_curve(
         coverage = float(inside[tokens].float().mean())
         project = make_linear(target.head_rows(token_map.to(target.device)))
         state = torch.randn(1, target.hidden_size, dtype=target.dtype, device=target.device)
-        ms = _median_ms(lambda: project(state).topk(min(width, size)).indices.tolist(), repeats)  # noqa: B023
+        ms = _cold_ms(lambda: project(state).topk(min(width, size)).indices.tolist(), repeats)  # noqa: B023
         tokens_per_step = 1 + sum((ACCEPTANCE * coverage) ** d for d in range(1, depth + 1))
         speed = tokens_per_step * plain_ms / (plain_ms + depth * ms)
         rows.append({"size": size, "coverage": coverage, "projection_ms": ms,
@@ -49,7 +48,7 @@ def plain_step_ms(target, repeats: int, context: int = 200) -> float:
     cache = target.new_cache(context + 1)
     cache.length = context
     token, position = torch.tensor([1], device=target.device), torch.tensor([context], device=target.device)
-    return _median_ms(lambda: target.model.logits(target.model.hidden(token, position, cache, None)).sum(), repeats)
+    return _cold_ms(lambda: target.model.logits(target.model.hidden(token, position, cache, None)).sum(), repeats)
 
 
 def knee(rows: list[dict], within: float = 0.002) -> int:
@@ -58,13 +57,7 @@ def knee(rows: list[dict], within: float = 0.002) -> int:
     return next(row["size"] for row in rows if row["relative_speed"] >= (1 - within) * best)
 
 
-def _median_ms(run: Callable[[], object], repeats: int) -> float:
-    """Median of single calls, each after reading far more memory than a cache holds, as a decoding step does."""
+def _cold_ms(run: Callable[[], object], repeats: int) -> float:
+    """Median of calls that each come after reading far more memory than a cache holds, as in a decoding step."""
     flush = torch.ones(16_000_000)
-    times = []
-    for _ in range(repeats + 2):
-        flush.sum()
-        begin = perf_counter()
-        run()
-        times.append(perf_counter() - begin)
-    return 1000 * median(times[2:])
+    return median_ms(run, repeats, warmup=2, before=flush.sum)

@@ -52,14 +52,15 @@ class GrowingPolicy(Policy):
 
     def size(self, ranked: list[tuple[float, int]]) -> int:
         """How many of the ranked candidates (path probability, depth) to verify."""
-        limit = min(self.nodes, len(ranked))
         if self.rate is None:
-            return limit
-        value = gained = 0.0
-        best = 0
-        for n in range(1, limit + 1):
-            gained += self.calibration.accepted(*ranked[n - 1])
-            worth = gained - self.rate * (self.step_ms[n] - self.step_ms[0])
-            if worth > value:
-                value, best = worth, n
-        return best
+            return min(self.nodes, len(ranked))
+        worths = self.worths(ranked)
+        return max(range(len(worths)), key=worths.__getitem__)  # of equals the smallest
+
+    def worths(self, ranked: list[tuple[float, int]]) -> list[float]:
+        """What verifying the first 0, 1, … ranked candidates brings, in tokens: accepted, minus time at `rate`."""
+        gained, worths = 0.0, [0.0]
+        for n, candidate in enumerate(ranked[: self.nodes], 1):
+            gained += self.calibration.accepted(*candidate)
+            worths.append(gained - self.rate * (self.step_ms[n] - self.step_ms[0]))
+        return worths

@@ -90,16 +90,6 @@ def heads_vocabulary(inp, out, params) -> None:
     write_json(out.curve, {"dtype": base.dtype_name, "plain_ms": plain_ms, "knee": vocabulary.knee(rows), "rows": rows})
 
 
-def heads_eval_texts(inp, out, params) -> None:
-    """The target's own continuations of the test prompts, which all kinds of heads are judged on."""
-    from entmtp.calibration.texts import calibration_texts
-    from entmtp.tasks import read_prompts
-
-    base, _ = open_block(params)
-    decoding = from_plain(DecodingConfig, params["decoding"])
-    write_parquet(out.texts, calibration_texts(base, read_prompts(inp.prompts, "test"), decoding))
-
-
 def heads_eval(inp, out, params) -> None:
     """One kind of heads on one task."""
     from entmtp.calibration.latency_table import LatencyTable

@@ -44,13 +44,13 @@ def prompts(inp, out, params) -> None:
 
 
 def texts(inp, out, params) -> None:
-    """The target's continuations of the calibration prompts (batched: the text does not depend on how it is made)."""
+    """The target's continuations of a split's prompts (batched: the text does not depend on how it is made)."""
     from entmtp.calibration.texts import calibration_texts
     from entmtp.tasks import read_prompts
 
     base, _ = open_block(params)
     decoding = from_plain(DecodingConfig, params["decoding"])
-    write_parquet(out.texts, calibration_texts(base, read_prompts(inp.prompts, "calib"), decoding))
+    write_parquet(out.texts, calibration_texts(base, read_prompts(inp.prompts, params["split"]), decoding))
 
 
 def traces(inp, out, params) -> None:

@@ -10,7 +10,7 @@ from entmtp.stages.common import open_block
 
 def bench(inp, out, params) -> None:
     from entmtp.evaluation.bench import bench_task
-    from entmtp.heads.self_test import warn_if_implausible
+    from entmtp.heads.self_test import check_heads
     from entmtp.session import capacity_for, load_policy, open_decoder
     from entmtp.tasks import read_prompts
 
@@ -24,8 +24,7 @@ def bench(inp, out, params) -> None:
     for kind, block in params["kinds"].items():
         folder, heads = Path(params["heads_folders"][kind]), from_plain(HeadsConfig, block)
         decoders[kind] = open_decoder(base, heads, folder, capacity)
-        if heads.source not in ("random", "shipped"):  # shipped ones name their target
-            warn_if_implausible(base, decoders[kind].drafter, f"{kind} heads ({folder})")
+        check_heads(base, decoders[kind].drafter, heads, folder)
     journal = Path(out.bench).with_suffix(".journal.jsonl")
     identity = sha256_json([[sha256_file(path) for path in inp], params["decoding"], params["dtype"]])
     rows = bench_task(params["task"], [entry[1] for entry in loaded.values()], decoders, policies, tests, decoding,

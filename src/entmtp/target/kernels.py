@@ -15,24 +15,19 @@ from numba.extending import intrinsic, overload
 numba.config.THREADING_LAYER = "omp"
 
 
+def _reinterpret(context, builder, signature, args):
+    """The argument's bits as the signature's return type."""
+    return builder.bitcast(args[0], context.get_value_type(signature.return_type))
+
+
 @intrinsic
 def _as_float(context, bits):
-    signature = types.float32(types.int32)
-
-    def build(context, builder, signature, args):
-        return builder.bitcast(args[0], context.get_value_type(types.float32))
-
-    return signature, build
+    return types.float32(types.int32), _reinterpret
 
 
 @intrinsic
 def _as_bits(context, value):
-    signature = types.int32(types.float32)
-
-    def build(context, builder, signature, args):
-        return builder.bitcast(args[0], context.get_value_type(types.int32))
-
-    return signature, build
+    return types.int32(types.float32), _reinterpret
 
 
 def load(array, row, column):

@@ -72,10 +72,8 @@ class FusedLayers:
         """The same layers with compiled kernels, where this machine and dtype have them."""
         if self.device != "cpu" or self.dtype not in (torch.float32, torch.bfloat16):
             return None
-        try:
-            from entmtp.target.cpu import CpuLayers
-        except ImportError:  # numba is not installed: tensor operators do the same
-            return None
+        from entmtp.target.cpu import CpuLayers
+
         return CpuLayers(self)
 
     def _build_rotary(self, body, positions: int) -> None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from entmtp.tree.topology import Topology
+
 
 @dataclass
 class Candidates:
@@ -25,25 +27,24 @@ class Candidates:
         self.parent += [parent] * len(tokens)
         self.depth += [self.depth[parent] + 1] * len(tokens)
 
+    def path(self, node: int) -> list[int]:
+        """Tokens from the root to a candidate."""
+        tokens = [self.tokens[node]]
+        while self.parent[node] >= 0:
+            node = self.parent[node]
+            tokens.append(self.tokens[node])
+        return tokens[::-1]
+
     def ranked(self) -> list[int]:
         """All but the root, likeliest first. A child never comes before its parent: it is no likelier, and deeper."""
         return sorted(range(1, len(self.tokens)), key=lambda i: (-self.probability[i], self.depth[i], i))
 
 
-class GrownShape:
-    """Parents, depths and children of the kept candidates: what acceptance reads of a Tree."""
+class GrownShape(Topology):
+    """The shape of the kept candidates."""
 
     def __init__(self, parents: list[int], depths: list[int]):
-        self.parents, self.depths, self.num_nodes = parents, depths, len(parents) - 1
-        self.children: list[list[int]] = [[] for _ in parents]
-        for node, parent in enumerate(parents[1:], 1):
-            self.children[parent].append(node)
-
-    def path_nodes(self, node: int) -> list[int]:
-        nodes = [node]
-        while nodes[-1] != 0:
-            nodes.append(self.parents[nodes[-1]])
-        return nodes[::-1]
+        self.parents, self.depths = parents, depths
 
 
 class GrownTree:
@@ -58,7 +59,7 @@ class GrownTree:
         self.n = len(order)
         self.tokens = torch.tensor([candidates.tokens[candidate] for candidate in order], device=masks.device)
         self.depths = torch.tensor(self.tree.depths, device=masks.device)
-        self._buffer, self._capacity = masks.fill(parents), masks.capacity
+        self._buffer, self._capacity = masks.fill(self.tree), masks.capacity
 
     def mask_slice(self, context: int) -> Tensor | None:
         return None if self.n == 1 else self._buffer[:, self._capacity - context :]
@@ -74,17 +75,10 @@ class MaskPool:
             torch.zeros(groups * n, capacity + n, dtype=dtype, device=device) for n in range(1, max_nodes + 2)
         ]
 
-    def fill(self, parents: list[int]) -> Tensor:
+    def fill(self, tree: Topology) -> Tensor:
         """Buffer [groups * n, capacity + n]: zeros on the context, the tree's ancestors on the right."""
-        n = len(parents)
+        n = tree.num_nodes + 1
         buffer = self.buffers[n - 1]
-        if n == 1:
-            return buffer
-        seen: list[list[float]] = []
-        for node, parent in enumerate(parents):
-            row = list(seen[parent]) if parent >= 0 else [self.low] * n
-            row[node] = 0.0
-            seen.append(row)
-        block = torch.tensor(seen, dtype=buffer.dtype, device=buffer.device)
-        buffer.view(self.groups, n, -1)[:, :, self.capacity :] = block
+        block = buffer.view(self.groups, n, -1)[:, :, self.capacity :]
+        block.zero_().masked_fill_(~torch.from_numpy(tree.ancestors()).to(self.device), self.low)
         return buffer

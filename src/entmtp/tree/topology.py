@@ -36,8 +36,48 @@ def largest(trees: "Iterable[Tree]") -> int:
     return max((tree.num_nodes for tree in trees), default=0)
 
 
+class Topology:
+    """What verification needs of a tree, from its nodes' `parents` (the root's is -1) and `depths`, root first.
+
+    Parents come before their children, siblings in the order of their ranks.
+    """
+
+    parents: list[int]
+    depths: list[int]
+
+    @property
+    def num_nodes(self) -> int:
+        """Drafted nodes, root excluded."""
+        return len(self.parents) - 1
+
+    @cached_property
+    def children(self) -> list[list[int]]:
+        """Child nodes of every node, by rank. [num_nodes + 1] lists"""
+        children: list[list[int]] = [[] for _ in self.parents]
+        for node, parent in enumerate(self.parents[1:], 1):
+            children[parent].append(node)
+        return children
+
+    def ancestors(self) -> NDArray[np.bool_]:
+        """[n, n]: row i is True at i and at its ancestors (Medusa's tree attention)."""
+        n = len(self.parents)
+        mask = np.zeros((n, n), dtype=bool)
+        for node, parent in enumerate(self.parents):
+            if parent >= 0:
+                mask[node] = mask[parent]
+            mask[node, node] = True
+        return mask
+
+    def path_nodes(self, node: int) -> list[int]:
+        """Nodes from the root to `node`, both included."""
+        nodes = [node]
+        while nodes[-1] != 0:
+            nodes.append(self.parents[nodes[-1]])
+        return nodes[::-1]
+
+
 @dataclass(frozen=True)
-class Tree:
+class Tree(Topology):
     """A normalised, hashable draft tree. `Tree(())` is the empty tree: plain decoding."""
 
     paths: tuple[Path, ...]
@@ -71,34 +111,9 @@ class Tree:
         return [0] + [len(path) for path in self.paths]
 
     @cached_property
-    def children(self) -> list[list[int]]:
-        """Child nodes of every node, by rank. [num_nodes + 1] lists"""
-        children: list[list[int]] = [[] for _ in self.parents]
-        for node, parent in enumerate(self.parents[1:], 1):
-            children[parent].append(node)
-        return children
-
-    @cached_property
     def widths(self) -> list[int]:
         """For each depth d = 1..depth: how many nodes of depth d - 1 have children (rows head d evaluates)."""
         return [len({path[:-1] for path in self.paths if len(path) == d}) for d in range(1, self.depth + 1)]
-
-    def ancestors(self) -> NDArray[np.bool_]:
-        """[n, n], n = num_nodes + 1: row i is True at i and at its ancestors (Medusa's tree attention)."""
-        n = self.num_nodes + 1
-        mask = np.zeros((n, n), dtype=bool)
-        for node, parent in enumerate(self.parents):
-            if parent >= 0:
-                mask[node] = mask[parent]
-            mask[node, node] = True
-        return mask
-
-    def path_nodes(self, node: int) -> list[int]:
-        """Nodes from the root to `node`, both included."""
-        nodes = [node]
-        while nodes[-1] != 0:
-            nodes.append(self.parents[nodes[-1]])
-        return nodes[::-1]
 
     def check_fits(self, depth: int, width: int, what: str = "tree") -> None:
         """Refuse a tree deeper than the heads or wider than the ranks that they propose."""

@@ -1,3 +1,0 @@
-from entmtp.stages import heads, run_rule
-
-run_rule(snakemake, heads.heads_eval_texts)  # noqa: F821
