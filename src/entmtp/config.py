@@ -51,6 +51,9 @@ class CorpusConfig:
     name: str = "public"
     prompts: list[PromptSource] = field(default_factory=list)  # never a calibration or test prompt
     exclude: list[PromptSource] = field(default_factory=list)  # what will measure the heads, beside the tasks' prompts
+    self_prompts: int = 0  # user's turns that the target writes itself, as further prompts
+    self_prompt_tokens: int = 100  # longer ones are dropped
+    self_temperature: float = 0.9
     near_duplicate: float = 0.6  # share of word 5-grams in common from which a prompt is a near duplicate
     max_texts: int | None = None  # stop after this many texts of the seeded order
     shards: int = 1  # pieces that can be made side by side

@@ -16,6 +16,7 @@ def overrides(prompts) -> str:
     chosen = [
         "heads.source=train", f"heads_trained=[{','.join(KINDS)}]", "tasks=[sharegpt]", "heads_tasks=[sharegpt]",
         f"corpus.prompts=[{{file:{prompts},column:prompt,samples:2}}]", "corpus.exclude=[]", "corpus.shards=2",
+        "corpus.self_prompts=12", "corpus.self_prompt_tokens=40",
         "corpus.batch=4", "corpus.max_new_tokens=12", "corpus.held_out=0.3", "corpus.dtype=float32",
         "heads.train.draft_vocab=64", "heads.train.epochs=2", "heads.train.batch_positions=32",
     ]  # fmt: skip

@@ -13,6 +13,7 @@ from entmtp.heads.features import (
     compute_shard,
     draft_vocabulary,
     is_held_out,
+    packs,
     read_shard,
     top_k,
     write_shard_features,
@@ -51,6 +52,18 @@ def make_config(kind: str = "hydra", **train) -> HeadsConfig:
 @pytest.fixture(scope="module")
 def features(tiny) -> Features:
     return Features([compute_shard(tiny, texts(), CORPUS)])
+
+
+def test_texts_that_share_a_forward_have_the_features_of_their_own(tiny, features):
+    pack_sizes = [len(pack) for pack in packs(texts(), 40)]
+    assert max(pack_sizes) > 2
+    assert sum(pack_sizes) == 60
+    assert [row for pack in packs(texts(), 40) for row in pack] == texts()
+    together = Features([compute_shard(tiny, texts(), CORPUS, packed=40)])
+    assert torch.equal(together.tokens, features.tokens)
+    assert [vars(text) for text in together.texts] == [vars(text) for text in features.texts]
+    assert (together.hidden[0].float() - features.hidden[0].float()).abs().max() < 0.05  # they are kept in bfloat16
+    assert (together.top_logp - features.top_logp).abs().max() < 0.01
 
 
 def weights(trainer: HeadsTrainer) -> dict[str, torch.Tensor]:

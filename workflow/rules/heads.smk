@@ -1,6 +1,7 @@
 # Draft heads: made (shipped ones need no rule), and judged by `snakemake heads` on prompts that nothing learned from.
 # `overrides="heads.source=train"` trains the configured kinds into the run folder first.
 JUDGED = f"{RUN}/heads/eval"
+SELF_PROMPT_KEYS = ("self_prompts", "self_prompt_tokens", "self_temperature", "batch", "seed")
 
 
 rule heads:
@@ -112,9 +113,26 @@ elif CFG.heads.source == "hub":
 
 else:
 
+    rule heads_prompts:
+        input:
+            target=MODEL,
+        output:
+            prompts=f"{RUN}/heads/self_prompts.jsonl",
+        log:
+            f"{LOGS}/heads/prompts.log",
+        conda:
+            "../../environment.yml"
+        threads: workflow.cores
+        params:
+            **{**base(), "dtype": CFG.corpus.dtype},
+            corpus={key: PLAIN["corpus"][key] for key in SELF_PROMPT_KEYS},
+        script:
+            "../scripts/heads_prompts.py"
+
     rule heads_text:
         input:
             target=MODEL,
+            self_prompts=rules.heads_prompts.output if CFG.corpus.self_prompts else [],
             prompts=expand(f"{RUN}/prompts/{{task}}.jsonl", task=TASKS),
         output:
             text=f"{RUN}/heads/text/{{shard}}.jsonl",
@@ -172,6 +190,7 @@ else:
     rule train_heads:
         input:
             target=MODEL,
+            self_prompts=rules.heads_prompts.output if CFG.corpus.self_prompts else [],
             prompts=expand(f"{RUN}/prompts/{{task}}.jsonl", task=TASKS),
             texts=expand(f"{RUN}/heads/text/{{shard}}.jsonl", shard=SHARDS),
             features=expand(f"{RUN}/heads/features/{{shard}}.safetensors", shard=SHARDS),

@@ -48,7 +48,10 @@ def training_prompts(config: CorpusConfig, known: KnownPrompts) -> tuple[list[di
     text is greedy or sampled as `sample_fraction` says, further ones are sampled.
     """
     if not config.prompts:
-        raise EntmtpError("corpus.prompts is empty: name at least one JSONL file of training prompts")
+        raise EntmtpError(
+            "corpus.prompts is empty: name a JSONL file of training prompts, or set "
+            "corpus.self_prompts and the target writes its own"
+        )
     rows, seen = [], set()
     counts = {"prompts": 0, "excluded_exact": 0, "excluded_near": 0, "duplicates": 0}
     for source in config.prompts:

@@ -1,7 +1,7 @@
 """Training features: one teacher-forced target pass over each text, written once per shard and memory-mapped after."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from torch import Tensor
 from entmtp.config import CorpusConfig
 from entmtp.errors import EntmtpError
 from entmtp.io import atomic
+
+PACKED = 2048  # positions of one forward on a GPU, where short texts apiece would only launch kernels
 
 
 @dataclass
@@ -65,7 +67,8 @@ class Features:
     def positions(self, texts: Tensor) -> Tensor:
         """Positions of the given texts that have a token to draft."""
         chosen = [self.texts[n] for n in texts.tolist()]
-        return torch.cat([torch.arange(text.start, text.end - 1) for text in chosen] or [torch.zeros(0).long()])
+        found = torch.cat([torch.arange(text.start, text.end - 1) for text in chosen] or [torch.zeros(0).long()])
+        return found.to(self.tokens.device)
 
     def hidden_at(self, index: Tensor) -> Tensor:
         """Hidden states [b, H] that chose the tokens at positions `index` [b]."""
@@ -85,6 +88,17 @@ class Features:
         row = text.row - int(self.row_bounds[shard])
         return self.hidden[shard][row : row + text.rows]
 
+    def to(self, device: str) -> "Features":
+        """Everything on a GPU that has room for it three times over, so that batches are gathered there; else as is."""
+        size = 2 * int(self.row_bounds[-1]) * self.hidden[0].shape[1]
+        if not device.startswith("cuda") or 3 * size > torch.cuda.mem_get_info(device)[0]:
+            return self
+        self.hidden = [torch.cat([part.to(device) for part in self.hidden])]
+        self.row_bounds = torch.tensor([0, len(self.hidden[0])])  # small and asked by number: it stays here
+        for name in ("tokens", "top_ids", "top_logp", "remaining", "rows"):
+            setattr(self, name, getattr(self, name).to(device))
+        return self
+
     @classmethod
     def open(cls, paths: Sequence[str | Path]) -> "Features":
         return cls([read_shard(path) for path in paths])
@@ -99,33 +113,77 @@ def is_held_out(key: str, share: float) -> bool:
 
 
 @torch.inference_mode()
-def compute_shard(target, rows: list[dict], config: CorpusConfig) -> dict:
-    """Run the target once over every text {key, task, prompt_ids, tokens}: one shard for `Features`."""
+def compute_shard(target, rows: list[dict], config: CorpusConfig, packed: int | None = None) -> dict:
+    """Run the target once over every text {key, task, prompt_ids, tokens}: one shard for `Features`.
+
+    `packed`: positions that share a forward; by default a text has its own on a CPU, and PACKED share one on a GPU.
+    """
+    if packed is None:
+        packed = PACKED if target.device.startswith("cuda") else 1
     rows = sorted(rows, key=lambda row: row["key"])
     total = sum(len(row["tokens"]) for row in rows)
-    total_rows = sum(len(row["prompt_ids"]) - 1 + len(row["tokens"]) for row in rows)
+    total_rows = sum(len(sequence_of(row)) for row in rows)
     hidden = torch.empty(total_rows, target.hidden_size, dtype=torch.bfloat16)
-    tokens = torch.empty(total, dtype=torch.int32)
+    tokens = torch.tensor([token for row in rows for token in row["tokens"]], dtype=torch.int32)
     top_ids = torch.empty(total, config.top_k, dtype=torch.int32)
     top_logp = torch.empty(total, config.top_k, dtype=torch.float16)
-    cache = target.new_cache(max(len(row["prompt_ids"]) + len(row["tokens"]) for row in rows))
-    texts, start, at = [], 0, 0
-    for count, row in enumerate(rows, 1):
-        prompt, text = row["prompt_ids"], row["tokens"]
-        end = start + len(text)
-        cache.reset()
-        states = target.prefill(prompt + text[:-1], cache)
-        logits = target.model.logits(states[len(prompt) - 1 :]).float()
+    texts, start, at, said = [], 0, 0, 0
+    for pack in packs(rows, packed):
+        states = packed_states(target, [sequence_of(row) for row in pack])
+        choosing, first = [], 0  # the rows that chose the texts' tokens
+        for row in pack:
+            end = first + len(sequence_of(row))
+            choosing += range(end - len(row["tokens"]), end)
+            first = end
+            texts.append((row["task"], is_held_out(row["key"], config.held_out), len(row["prompt_ids"]) - 1,
+                          len(row["tokens"])))  # fmt: skip
+        end = start + len(choosing)
+        logits = target.model.logits(states[torch.tensor(choosing, device=states.device)]).float()
         values, ids = top_k(logits, config.top_k)
         top_logp[start:end] = (values - logits.logsumexp(dim=-1, keepdim=True)).half()
         top_ids[start:end] = ids.int()
         hidden[at : at + len(states)] = states.bfloat16()
-        tokens[start:end] = torch.tensor(text)
-        texts.append((row["task"], is_held_out(row["key"], config.held_out), len(prompt) - 1, len(text)))
         start, at = end, at + len(states)
-        if count % 100 == 0:
-            print(f"features: {count}/{len(rows)} texts, {start} positions", flush=True)
+        if len(texts) - said >= 100:
+            said = len(texts)
+            print(f"features: {said}/{len(rows)} texts, {start} positions", flush=True)
     return {"hidden": hidden, "tokens": tokens, "top_ids": top_ids, "top_logp": top_logp, "texts": texts}
+
+
+def sequence_of(row: dict) -> list[int]:
+    """What the target reads of a text: the prompt and all tokens that are followed by another."""
+    return row["prompt_ids"] + row["tokens"][:-1]
+
+
+def packs(rows: list[dict], positions: int) -> Iterator[list[dict]]:
+    """Texts in order, as many together as fit `positions`; at least one."""
+    pack, size = [], 0
+    for row in rows:
+        length = len(sequence_of(row))
+        if pack and size + length > positions:
+            yield pack
+            pack, size = [], 0
+        pack.append(row)
+        size += length
+    if pack:
+        yield pack
+
+
+def packed_states(target, sequences: list[list[int]]) -> Tensor:
+    """Hidden states [n, H] of sequences that go through the target side by side in one forward, each seeing itself."""
+    lengths = [len(sequence) for sequence in sequences]
+    cache = target.new_cache(sum(lengths))
+    if len(sequences) == 1:
+        return target.prefill(sequences[0], cache)
+    device = target.device
+    owner = torch.arange(len(lengths), device=device).repeat_interleave(torch.tensor(lengths, device=device))
+    order = torch.arange(len(owner), device=device)
+    sees = (owner[:, None] == owner) & (order[:, None] >= order)
+    mask = torch.zeros(sees.shape, dtype=target.dtype, device=device)
+    mask = mask.masked_fill_(~sees, torch.finfo(target.dtype).min).repeat(target.mask_rows, 1)
+    tokens = torch.tensor([token for sequence in sequences for token in sequence], device=device)
+    positions = torch.cat([torch.arange(length, device=device) for length in lengths])
+    return target.model.hidden(tokens, positions, cache, mask)
 
 
 def top_k(logits: Tensor, k: int, chunk: int = 64) -> tuple[Tensor, Tensor]:

@@ -58,7 +58,8 @@ class HeldOut:
         """top-1 and top-5 per head (a token outside the draft vocabulary is a miss), and the fixed tree's
         num_accepted per task by replay. `accept_length` is their geometric mean, each with the root counted."""
         ranks = self.ranks(trainer)
-        remaining = torch.cat([self.features.remaining[t.start : t.end] for t in self._texts()] or [torch.zeros(0)])
+        remaining = [self.features.remaining[t.start : t.end].cpu() for t in self._texts()]
+        remaining = torch.cat(remaining or [torch.zeros(0)])
         rates = []
         for depth in range(1, self.config.depth + 1):
             own = ranks[remaining >= depth, depth - 1]

@@ -1,7 +1,9 @@
 """Batched generation of the target's own text, for calibration and for training heads.
 
 With the fused forward: slots of one big KV cache, refilled as sequences end; every sequence keeps its own length, so
-the batch needs no padding. Any other transformers model: its own `generate`, in left-padded batches.
+the batch needs no padding. With compiled layers (CPU) a prompt is prefilled as it enters. With tensor operators (GPU)
+it is fed token by token along with the batch, because a prefill of its own would launch as many kernels as a step of
+all slots. Any other transformers model: its own `generate`, in left-padded batches.
 """
 
 import hashlib
@@ -16,6 +18,8 @@ from torch import Tensor
 from entmtp.decoding.sampling import Chooser
 from entmtp.target.cpu import BatchLayers
 from entmtp.target.llama import FusedLlama
+
+ROUND = 64  # cache rows are read in multiples of this: few shapes, aligned masks
 
 
 @dataclass
@@ -54,10 +58,10 @@ class BatchDecoder:
     """Decodes `batch` sequences at once with a fused Llama-family target (one row a sequence)."""
 
     def __init__(self, model: FusedLlama, batch: int, capacity: int, stop_ids: set[int], max_new_tokens: int):
-        shape = (model.layers, 2, batch, model.kv_heads, capacity, model.head_dim)
+        shape = (model.layers, 2, batch, model.kv_heads, -(-capacity // ROUND) * ROUND, model.head_dim)
         self.model, self.stop_ids, self.max_new_tokens, self.capacity = model, stop_ids, max_new_tokens, capacity
         self.data = torch.zeros(shape, dtype=model.dtype, device=model.device)
-        self.lengths = torch.zeros(batch, dtype=torch.long, device=model.device)
+        self.lengths = [0] * batch  # rows of each slot that the cache holds
         self.slots: list[Sequence | None] = [None] * batch
         self.compiled = None if model.cpu is None else BatchLayers(model.cpu, self.data)
 
@@ -81,18 +85,23 @@ class BatchDecoder:
             progress(len(active))
 
     def _admit(self, slot: int, sequence: Sequence) -> bool:
-        """Prefill one prompt into its slot and choose its first token. True: the sequence is already complete."""
+        """Give one prompt its slot; prefill it and choose its first token if the layers are compiled.
+
+        True: the sequence is already complete.
+        """
         n = len(sequence.prompt)
         if n + self.max_new_tokens > self.capacity:
             raise ValueError(f"{sequence.key}: {n} prompt + {self.max_new_tokens} new tokens exceed {self.capacity}")
-        cache = self.model.new_cache(n)
-        tokens = torch.tensor(sequence.prompt, device=self.model.device)
-        hidden = self.model.hidden(tokens, torch.arange(n, device=self.model.device), cache, None)
-        self.data[:, :, slot, :, :n] = cache.data
-        self.lengths[slot] = n
-        sequence.tokens.extend(choose([sequence], self.model.logits(hidden[-1:])))
-        if self._finished(sequence):
-            return True
+        self.lengths[slot] = 0
+        if self.compiled is not None:
+            cache = self.model.new_cache(n)
+            tokens = torch.tensor(sequence.prompt, device=self.model.device)
+            hidden = self.model.hidden(tokens, torch.arange(n, device=self.model.device), cache, None)
+            self.data[:, :, slot, :, :n] = cache.data
+            self.lengths[slot] = n
+            sequence.tokens.extend(choose([sequence], self.model.logits(hidden[-1:])))
+            if self._finished(sequence):
+                return True
         self.slots[slot] = sequence
         return False
 
@@ -100,25 +109,41 @@ class BatchDecoder:
         return sequence.tokens[-1] in self.stop_ids or len(sequence.tokens) >= self.max_new_tokens
 
     def _step(self, active: list[int]) -> Iterator[Sequence]:
-        rows = torch.tensor(active, device=self.model.device)
-        sequences = [self.slots[slot] for slot in active]
-        tokens = torch.tensor([sequence.tokens[-1] for sequence in sequences], device=self.model.device)
-        logits = self.model.logits(self._hidden(tokens, rows))
-        self.lengths[rows] += 1
-        for slot, sequence, token in zip(active, sequences, choose(sequences, logits), strict=True):
+        """Run the next token of every active slot, and choose one more for those whose prompt is through."""
+        fed = [(self.slots[slot].prompt + self.slots[slot].tokens)[self.lengths[slot]] for slot in active]
+        hidden = self._hidden(active, fed)
+        ready = []
+        for row, slot in enumerate(active):
+            self.lengths[slot] += 1
+            if self.lengths[slot] >= len(self.slots[slot].prompt):
+                ready.append(row)
+        if not ready:
+            return
+        chosen = [self.slots[active[row]] for row in ready]
+        logits = self.model.logits(hidden if len(ready) == len(hidden) else hidden[ready])
+        for row, sequence, token in zip(ready, chosen, choose(chosen, logits), strict=True):
             sequence.tokens.append(token)
             if self._finished(sequence):
-                self.slots[slot] = None
+                self.slots[active[row]] = None
                 yield sequence
 
-    def _hidden(self, tokens: Tensor, rows: Tensor) -> Tensor:
-        """One token for each of the slots `rows` [b] -> final hidden states [b, hidden]."""
-        m, b = self.model, len(tokens)
-        positions = self.lengths[rows]
+    def _hidden(self, active: list[int], fed: list[int]) -> Tensor:
+        """One token for each active slot -> final hidden states [b, hidden]."""
+        m, device = self.model, self.model.device
         if self.compiled is not None:
-            return self.compiled.run(m.embed(tokens), rows, positions)
-        longest = int(positions.max()) + 1
-        every = len(rows) == len(self.slots)  # all slots active: no gather of the cache is needed
+            positions = torch.tensor([self.lengths[slot] for slot in active])
+            return self.compiled.run(m.embed(torch.tensor(fed)), torch.tensor(active), positions)
+        # every slot takes part, idle ones with token 0: gathering the active slots' keys would copy the cache
+        every = torch.zeros(len(self.slots), dtype=torch.long)
+        every[active] = torch.tensor(fed)
+        hidden = self._all_slots(every.to(device), torch.tensor(self.lengths, device=device), max(self.lengths) + 1)
+        return hidden if len(active) == len(hidden) else hidden[active]
+
+    def _all_slots(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
+        """One token for every slot, with tensor operators: tokens and positions [slots] -> hidden states [slots, H]."""
+        m, b = self.model, len(tokens)
+        rows = torch.arange(b, device=m.device)
+        longest = -(-longest // ROUND) * ROUND
         mask = torch.zeros(b, 1, 1, longest, dtype=m.dtype, device=m.device)
         mask.masked_fill_(torch.arange(longest, device=m.device)[None, None, None] > positions[:, None, None, None],
                           torch.finfo(m.dtype).min)  # fmt: skip
@@ -130,7 +155,7 @@ class BatchDecoder:
             kv = self.data[index]
             kv[0, rows, :, positions] = qk[:, m.heads :]
             kv[1, rows, :, positions] = qkv[:, split:]
-            kv = kv[..., :longest, :] if every else kv[:, rows, :, :longest]
+            kv = kv[..., :longest, :]
             q = qk[:, : m.heads].reshape(b, m.kv_heads, m.groups, m.head_dim)
             out = F.scaled_dot_product_attention(q, kv[0], kv[1], attn_mask=mask)
             x = x + out_linear(out.reshape(b, -1))

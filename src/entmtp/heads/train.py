@@ -29,15 +29,19 @@ from entmtp.io import atomic, sha256_json
 
 class HeadsTrainer:
     def __init__(self, target, features: Features, config: HeadsConfig):
-        self.features, self.config, self.train, self.device = features, config, config.train, target.device
+        self.config, self.train, self.device = config, config.train, target.device
         self.texts = features.text_numbers(held_out=False)  # in the order of their keys, which are hashes
         self.texts = self.texts[: math.ceil(self.train.text_share * len(self.texts))]
         self.index = features.positions(self.texts)
         if not len(self.index):
             raise EntmtpError("heads training: no position to train on; more or longer texts are needed")
+        tokens = hashlib.sha256(features.tokens.numpy().tobytes()).hexdigest()
         token_map = draft_vocabulary(features, self.train.draft_vocab, target.vocab_size)
+        self.features = features.to(target.device)
+        self.index = self.index.to(features.tokens.device)
         self.to_draft = torch.full((target.vocab_size,), -1, dtype=torch.long)
         self.to_draft[token_map] = torch.arange(len(token_map))
+        self.to_draft = self.to_draft.to(features.tokens.device)
         table = target.model.embed(torch.arange(target.vocab_size, device=target.device)).float()
         hidden_rms = float(features.hidden_at(self.index[:4096]).float().square().mean().sqrt())
         self.table = table.bfloat16()
@@ -57,7 +61,6 @@ class HeadsTrainer:
             weight_decay=self.train.weight_decay,
         )
         self.held = HeldOut(features, config)
-        tokens = hashlib.sha256(features.tokens.numpy().tobytes()).hexdigest()
         self.identity = sha256_json([asdict(config), target.fingerprint, tokens, len(self.index)])
         self.steps_per_epoch = max(1, len(self.index) // self.train.batch_positions)
         self.total_steps = self.steps_per_epoch * self.train.epochs

@@ -1,9 +1,9 @@
 """Stages of the draft heads: made at random, converted or trained, and judged."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from entmtp.config import BenchConfig, CorpusConfig, DecodingConfig, HeadsConfig, PlotConfig, from_plain
+from entmtp.config import BenchConfig, CorpusConfig, DecodingConfig, HeadsConfig, PlotConfig, PromptSource, from_plain
 from entmtp.errors import EntmtpError
 from entmtp.evaluation.schema import check_schema
 from entmtp.io import read_json, read_jsonl, read_parquet, write_json, write_jsonl, write_parquet
@@ -42,15 +42,31 @@ def convert_heads(inp, out, params) -> None:
     warn_if_implausible(base, make_drafter(load_heads(folder, base), base, config.width), f"the heads in {folder}")
 
 
+def heads_prompts(inp, out, params) -> None:
+    """Training prompts that the target writes itself."""
+    from entmtp.heads.self_prompts import finished, write_self_prompts
+
+    (base, _), corpus = open_block(params), from_plain(CorpusConfig, params["corpus"])
+    journal = write_self_prompts(base, corpus, Path(out.prompts).with_suffix(".journal"))
+    write_jsonl(out.prompts, finished(journal, corpus))
+    journal.remove()
+
+
+def corpus_of(inp, params) -> CorpusConfig:
+    """The rule's corpus, self-written prompts (a file among the inputs) joined to its sources."""
+    corpus = from_plain(CorpusConfig, params["corpus"])
+    own = [PromptSource(file=path, column="prompt", task="self") for path in inp.self_prompts]
+    return replace(corpus, prompts=[*corpus.prompts, *own])
+
+
 def heads_text(inp, out, params) -> None:
     """One shard of head-training text."""
     from entmtp.heads.corpus import write_shard
 
     base, _ = open_block(params)
     journal = write_shard(
-        base, from_plain(CorpusConfig, params["corpus"]), list(inp.prompts), params["shard"],
-        Path(out.text).with_suffix(".journal"),
-    )  # fmt: skip
+        base, corpus_of(inp, params), list(inp.prompts), params["shard"], Path(out.text).with_suffix(".journal")
+    )
     write_jsonl(out.text, journal.rows)
     journal.remove()
 
@@ -67,10 +83,9 @@ def heads_features(inp, out, params) -> None:
 def train_heads(inp, out, params) -> None:
     from entmtp.heads.recipe import train_recipe
 
-    config, corpus = from_plain(HeadsConfig, params["heads"]), from_plain(CorpusConfig, params["corpus"])
-    base, _ = open_block(params)
+    config, (base, _) = from_plain(HeadsConfig, params["heads"]), open_block(params)
     files = {name: list(getattr(inp, name)) for name in ("texts", "features", "prompts")}
-    train_recipe(base, config, corpus, files, Path(out.heads).parent, params["command"])
+    train_recipe(base, config, corpus_of(inp, params), files, Path(out.heads).parent, params["command"])
 
 
 def heads_vocabulary(inp, out, params) -> None:
