@@ -338,5 +338,7 @@ def _check_values(config: Config) -> None:
     for key, value in positive.items():
         if value < 1:
             raise EntmtpError(f"config key '{key}': {value} must be at least 1")
+    if config.policy.name == "hydra" and config.heads.arch != "hydra":
+        raise EntmtpError(f"policy 'hydra' drafts with hydra heads, not {config.heads.name}: use policy=medusa")
     if config.decoding.mode != "greedy" and config.decoding.temperature <= 0:
         raise EntmtpError(f"config key 'decoding.temperature': {config.decoding.temperature} must be above 0")

@@ -92,6 +92,7 @@ class PrefixDecoder:
 
     def reserve(self, capacity: int) -> None:
         self.cache = self.layers.new_cache(capacity)
+        self.masks: dict[int, Tensor] = {}
 
     def reset(self) -> None:
         self.cache.reset()
@@ -100,14 +101,21 @@ class PrefixDecoder:
         """Append hidden states [k, H] of newly committed tokens, in order. Returns their states [k, H]."""
         k, context = len(hidden), self.cache.length
         end = context + k
-        mask = None
-        if k > 1 and context:  # a prefill is causal by itself, a single row sees everything
-            ahead = torch.arange(end, device=hidden.device) > torch.arange(context, end, device=hidden.device)[:, None]
-            mask = torch.zeros(k, end, dtype=hidden.dtype, device=hidden.device)
-            mask = mask.masked_fill_(ahead, torch.finfo(hidden.dtype).min).repeat(self.layers.groups, 1)
+        # a prefill is causal by itself, a single row sees everything
+        mask = self._mask(k)[:, -end:] if k > 1 and context else None
         states = self.layers.run(hidden, torch.arange(context, end, device=hidden.device), self.cache, mask)
         self.cache.length = end
         return states
+
+    def _mask(self, k: int) -> Tensor:
+        """Additive mask [groups * k, capacity] of the last k of as many columns as one cuts off at its right end: the
+        last k columns are causal, whatever lies before is seen. Made once: this runs at every step."""
+        if k not in self.masks:
+            mask = torch.zeros(k, self.cache.capacity, dtype=self.layers.dtype, device=self.layers.device)
+            ahead = torch.ones(k, k, dtype=torch.bool, device=self.layers.device).triu(1)
+            mask[:, -k:].masked_fill_(ahead, torch.finfo(mask.dtype).min)
+            self.masks[k] = mask.repeat(self.layers.groups, 1)
+        return self.masks[k]
 
     def states(self, hidden: Tensor) -> Tensor:
         """States [n, H] of a whole sequence [n, H] from its start, beside the decoding cache."""

@@ -76,7 +76,7 @@ def _readme(card: dict) -> str:
 tokens, float16 safetensors. Trained on {text["tokens"]:,} tokens of the target's own text
 ({text["texts"]:,} texts, {text["sampled_texts"]:,} of them sampled at T = {corpus["temperature"]}, the rest greedy),
 best after epoch {best["epoch"]}, {card["training"]["steps"]:,} steps in {card["training"]["seconds"]:.0f} s on
-{card["provenance"]["cpu"]}.
+{card["provenance"]["device"]}.
 
     {card["command"]}
 
