@@ -61,8 +61,7 @@ def _fit_growing(config: PolicyConfig, bank: Bank, trace: Trace, latency: Latenc
 
     if trace.growth is None:
         raise EntmtpError(f"policy {config.name} grows its trees: fitting it needs a growth trace")
-    star = bank.trees[bank.star]
-    fitter = GrowthFitter(trace.growth, latency, config.nodes, star.step_ms / latency.step(star.tree))
+    fitter = GrowthFitter(trace.growth, latency, config.nodes, clock(bank, latency))
     policy = getattr(fitter, config.kind)(config.name)
     keys = ("nodes", "beam", "children", "max_depth", "expand", "rate", "step_ms")
     calibration = asdict(policy.calibration) if policy.calibration else None
@@ -72,12 +71,36 @@ def _fit_growing(config: PolicyConfig, bank: Bank, trace: Trace, latency: Latenc
 def step_times(bank: Bank, latency: LatencyTable, trees: list[Tree], depth: int | None) -> list[float]:
     """Milliseconds of a step with each tree, under a policy whose signal is the path value of `depth` (None: none).
 
-    The bank's own step time where it has the tree, else the latency table's; plus what the signal adds to it.
+    The bank's own step time where it has the tree, else the latency table's on the bank's clock; plus what the signal
+    adds to it.
     """
-    known = {entry.tree: entry.step_ms for entry in bank.trees}
+    known, scale = {entry.tree: entry.step_ms for entry in bank.trees}, clock(bank, latency)
     return [
-        known.get(tree, latency.step(tree)) + max(0.0, latency.step(tree, depth) - latency.step(tree)) for tree in trees
+        known.get(tree, scale * latency.step(tree)) + max(0.0, latency.step(tree, depth) - latency.step(tree))
+        for tree in trees
     ]
+
+
+def clock(bank: Bank, latency: LatencyTable) -> float:
+    """Milliseconds of the bank's measured steps for one of the latency table's, by the static optimum."""
+    star = bank.trees[bank.star]
+    return star.step_ms / latency.step(star.tree)
+
+
+def replayed_speed(fitted: dict, bank: Bank, trace: Trace, latency: LatencyTable) -> float:
+    """Tokens/s of a fitted policy on the texts of `trace`, by replay, on the bank's clock (plain decoding included).
+
+    Raises EntmtpError for a growing policy on a trace without expansions.
+    """
+    policy, tokens = build_policy(fitted, bank), int(trace.bounds[-1]) - len(trace.prompts)
+    if isinstance(policy, GrowingPolicy):
+        from entmtp.policy.fit_growing import GrowthFitter
+
+        if trace.growth is None:
+            raise EntmtpError(f"policy {policy.name} grows its trees: replaying it needs a growth trace")
+        return 1000 * GrowthFitter(trace.growth, latency, policy.nodes, clock(bank, latency)).speed(policy)
+    step_ms = step_times(bank, latency, policy.trees, policy.depth)
+    return 1000 * tokens / replay_milliseconds(trace, policy, step_ms)
 
 
 class _Fitter:
@@ -88,15 +111,13 @@ class _Fitter:
         self.depths = [config.depth] if config.depth is not None else list(range(trace.depth + 1))
         if max(self.depths) > trace.depth:
             raise EntmtpError(f"policy.depth={max(self.depths)} exceeds the {trace.depth} draft heads")
-        self.tokens = int(trace.bounds[-1]) - len(trace.prompts)  # the last token of a text needs no step
 
     def step_ms(self, depth: int | None, trees: list[int]) -> list[float]:
         return step_times(self.bank, self.latency, [self.bank.trees[index].tree for index in trees], depth)
 
     def speed(self, fitted: dict) -> float:
         """Predicted tokens/s of a fitted policy on the calibration texts."""
-        step_ms = self.step_ms(fitted["depth"], fitted["trees"])
-        return 1000 * self.tokens / replay_milliseconds(self.trace, build_policy(fitted, self.bank), step_ms)
+        return replayed_speed(fitted, self.bank, self.trace, self.latency)
 
     def fit(self, kind: str) -> dict:
         options = [option for depth in self.depths for option in getattr(self, f"_{kind}_options")(depth)]

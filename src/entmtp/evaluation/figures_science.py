@@ -1,0 +1,84 @@
+"""Figures of `snakemake scheduling` and of the second method. As in `figures`: data in, a matplotlib Figure out."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from entmtp.config import PlotConfig
+from entmtp.evaluation.figures import GREY, MARKERS, panels, styled
+from entmtp.science.headroom import plain_clock
+
+REFERENCES = ("ar", "entmtp_star")
+
+
+def headroom(rows: list[dict], plot: PlotConfig) -> Figure:
+    """Gain over the static optimum, a panel per task: live with its interval, replayed beside it, the oracles as
+    lines. Policies that lose more than half are left to the tables. `rows`: of scheduling.json."""
+    with styled(plot) as colours:
+        tasks = list(dict.fromkeys(row["task"] for row in rows))
+        shown = [row for row in rows if row["policy"] not in REFERENCES and row["over_static"]["ratio"] > 0.5]
+        policies = list(dict.fromkeys(row["policy"] for row in shown))
+        fig, axes = panels(1, len(tasks), 3.0, 0.45 * max(3, len(policies)) + 0.9, sharex=True, sharey=True)
+        for ax, task in zip(axes[0], tasks, strict=True):
+            for row in (row for row in shown if row["task"] == task):
+                place, over = policies.index(row["policy"]), row["over_static"]
+                low, value, high = (100 * (over[key] - 1) for key in ("low", "ratio", "high"))
+                ax.errorbar(value, place, xerr=[[value - low], [high - value]], fmt=MARKERS[0], capsize=2.5,
+                            color=colours[0], label="live" if not place else None)  # fmt: skip
+                ax.plot(100 * (row["replayed_over_static"] - 1), place + 0.22, MARKERS[2], color=colours[1],
+                        label="replayed" if not place else None)  # fmt: skip
+            own = next(row for row in rows if row["task"] == task)
+            ax.axvline(0, color="0.2", lw=1)
+            for key, style, name in (("oracle_headroom", "--", "oracle, bank"),
+                                     ("frontier_headroom", ":", "oracle, all trees")):  # fmt: skip
+                ax.axvline(100 * own[key], color=GREY, ls=style, lw=1.2, label=name)
+            ax.set(title=task, xlabel="% over the best static tree")
+        axes[0, 0].set_yticks(range(len(policies)), policies)
+        axes[0, 0].set_ylim(len(policies) - 0.4, -0.6)
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        fig.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
+    return fig
+
+
+def predicted_against_measured(rows: list[dict], plot: PlotConfig) -> Figure:
+    """Tokens/s by replay against live ones, every task × policy, with a band of 3% about equality. Predictions are in
+    the clock of plain decoding's own run, as in the record's `prediction`."""
+    with styled(plot) as colours:
+        fig, axes = panels(1, 1, 5.2, 4.6)
+        ax, tasks = axes[0, 0], list(dict.fromkeys(row["task"] for row in rows))
+        plain = plain_clock(rows)
+        for i, task in enumerate(tasks):
+            own = [row for row in rows if row["task"] == task]
+            ax.plot([row["live_tokens_per_s"] for row in own],
+                    [row["replayed_tokens_per_s"] * plain.get(task, 1.0) for row in own], MARKERS[i % 8],
+                    color=colours[i % 8], label=task)  # fmt: skip
+        ends = np.array([0.0, 1.08 * max(row["live_tokens_per_s"] for row in rows)])
+        ax.plot(ends, ends, color="0.2", lw=1)
+        ax.fill_between(ends, 0.97 * ends, 1.03 * ends, color=GREY, alpha=0.25, lw=0)
+        ax.set(xlabel="tokens/s, live", ylabel="tokens/s, by replay", xlim=ends, ylim=ends)
+        ax.legend(fontsize=9)
+    return fig
+
+
+def accuracy_frontier(rows: list[dict], plot: PlotConfig) -> Figure:
+    """Accuracy against measured speed over plain decoding, a panel per task: lines through the thresholds and through
+    the static blocks, single points for lossless policies. `rows`: of confadapt.json."""
+    families = [("confadapt", "ConfAdapt"), ("static", "static k"), ("", "EntMTP, lossless")]
+    with styled(plot) as colours:
+        tasks = list(dict.fromkeys(row["task"] for row in rows))
+        fig, axes = panels(1, len(tasks), 3.1, 3.2)
+        for ax, task in zip(axes[0], tasks, strict=True):
+            left = [row for row in rows if row["task"] == task]
+            for i, (prefix, name) in enumerate(families):
+                own = [row for row in left if row["method"].startswith(prefix)]
+                left = [row for row in left if row not in own]
+                own.sort(key=lambda row: row["over_plain"]["ratio"])
+                ax.errorbar(
+                    [row["over_plain"]["ratio"] for row in own], [row["accuracy"] for row in own],
+                    yerr=[row["standard_error"] for row in own], fmt=MARKERS[i] + ("-" if prefix else ""),
+                    color=colours[i], capsize=2, ms=5, lw=1.2, label=name,
+                )  # fmt: skip
+            ax.set(title=task, xlabel="× own plain decoding", ylim=(-0.03, 1.03))
+        axes[0, 0].set_ylabel("accuracy")
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        fig.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9)
+    return fig

@@ -1,0 +1,1 @@
+"""What scheduling can gain, and why: bounds, banks, signals and transfer, all by replay of finished runs."""

@@ -1,0 +1,99 @@
+"""What each policy takes of what there is: replayed and live speed, over the static optimum, against the oracle."""
+
+import numpy as np
+import pandas as pd
+
+from entmtp.calibration.latency_table import LatencyTable
+from entmtp.calibration.oracle import Oracle, oracle
+from entmtp.calibration.replay import Trace
+from entmtp.errors import EntmtpError
+from entmtp.evaluation.stats import ratio_of_totals
+from entmtp.policy.fit import replayed_speed, step_times
+from entmtp.tree.bank import Bank
+from entmtp.tree.topology import Tree
+
+STAR = "entmtp_star"
+
+
+def bounds(bank: Bank, frontier: list[Tree], trace: Trace, latency: LatencyTable) -> dict[str, Oracle]:
+    """The oracle over the bank's trees (and none), and over every tree that the search found."""
+    sets = {"bank": [Tree(()), *(entry.tree for entry in bank.trees if entry.tree.num_nodes)],
+            "frontier": [Tree(()), *frontier]}  # fmt: skip
+    return {name: oracle(trace, trees, step_times(bank, latency, trees, None)) for name, trees in sets.items()}
+
+
+def headroom_rows(
+    task: str,
+    fitted: dict[str, dict],
+    bank: Bank,
+    frontier: list[Tree],
+    trace: Trace,
+    latency: LatencyTable,
+    bench: pd.DataFrame,
+    options: dict,
+) -> list[dict]:
+    """A row per policy on the test texts. `fitted`: the task's policies that draft with the bank's heads, and plain
+    decoding; `bench`: the task's timed rows; `options`: bootstrap, seed.
+
+    Live speeds count decoding seconds without the prefill, which no scheduler touches. `over_static` is live, against
+    the static optimum on the same prompts; `captured` is the share of the bank's oracle headroom by replay.
+    """
+    if STAR not in fitted:
+        raise EntmtpError(f"scheduling needs the policy {STAR} among the run's policies")
+    bound = bounds(bank, frontier, trace, latency)
+    static = replayed_speed(fitted[STAR], bank, trace, latency)
+    reference = _timed(bench, STAR)
+    rows = []
+    for name, policy in fitted.items():
+        own = _timed(bench, name)
+        speed = replayed_speed(policy, bank, trace, latency)
+        steps = int(own["step_accepted"].map(len).sum())
+        ratio = ratio_of_totals(own["new_tokens"], own["decode_s"], reference["new_tokens"], reference["decode_s"],
+                                options["bootstrap"], options["seed"])  # fmt: skip
+        rows.append(
+            {
+                "task": task,
+                "policy": name,
+                "live_tokens_per_s": float((own["new_tokens"] - 1).sum() / own["decode_s"].sum()),
+                "replayed_tokens_per_s": speed,
+                "over_static": dict(zip(("ratio", "low", "high"), ratio, strict=True)),
+                "replayed_over_static": speed / static,
+                "captured": share(speed, static, bound["bank"].tokens_per_s),
+                "oracle_headroom": bound["bank"].tokens_per_s / static - 1,
+                "frontier_headroom": bound["frontier"].tokens_per_s / static - 1,
+                "scheduler_ms": 1000 * float(own["scheduler_s"].sum()) / steps,
+                "switch_ms": 1000 * float(own["switch_s"].sum()) / steps,
+            }
+        )
+    return rows
+
+
+def share(speed: float, static: float, bound: float) -> float | None:
+    """Part of the way from the static optimum to the oracle; None where there is no way to go."""
+    return (speed - static) / (bound - static) if bound > static * (1 + 1e-9) else None
+
+
+def _timed(bench: pd.DataFrame, policy: str) -> pd.DataFrame:
+    rows = bench[bench["policy"] == policy].sort_values("prompt_id").reset_index(drop=True)
+    if rows.empty:
+        raise EntmtpError(f"the bench has no rows of policy {policy}")
+    return rows
+
+
+def plain_clock(rows: list[dict]) -> dict[str, float]:
+    """Live over replayed speed of plain decoding, per task: how fast the machine was during the timed runs."""
+    return {row["task"]: row["live_tokens_per_s"] / row["replayed_tokens_per_s"] for row in rows
+            if row["policy"] == "ar"}  # fmt: skip
+
+
+def prediction_errors(rows: list[dict]) -> dict:
+    """How far replayed speeds are from live ones, relative to plain decoding's own clock error, per task × policy."""
+    plain = plain_clock(rows)
+    errors = [
+        {"task": row["task"], "policy": row["policy"],
+         "error": row["replayed_tokens_per_s"] * plain.get(row["task"], 1.0) / row["live_tokens_per_s"] - 1}
+        for row in rows
+    ]  # fmt: skip
+    size = np.abs([entry["error"] for entry in errors if entry["policy"] != "ar"])
+    return {"rows": errors, "within_3_percent": float((size <= 0.03).mean()), "median": float(np.median(size)),
+            "largest": float(size.max())}  # fmt: skip

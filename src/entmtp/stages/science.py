@@ -1,0 +1,80 @@
+"""Stages of `snakemake scheduling`: what schedulers gained, what there was to gain, what predicts it."""
+
+from pathlib import Path
+
+from entmtp.errors import EntmtpError
+from entmtp.evaluation.schema import check_schema
+from entmtp.io import read_json, read_parquet, write_json, write_text
+from entmtp.provenance import provenance
+from entmtp.stages.common import read_trees
+
+
+def scheduling_task(inp, out, params) -> None:
+    """One task's part, for the policies that draft with the judged kind of heads."""
+    from entmtp.calibration.growth import load_growth
+    from entmtp.calibration.latency_table import LatencyTable
+    from entmtp.calibration.replay import Trace
+    from entmtp.heads.held_out import fixed_tree
+    from entmtp.science.banks import bank_rows
+    from entmtp.science.cost import forward_counts
+    from entmtp.science.headroom import headroom_rows
+    from entmtp.science.signals import signal_rows, step_table
+    from entmtp.tree.bank import Bank
+
+    task, frontier = params["task"], read_trees(inp.recalibrated)
+    bank, latency = Bank.load(inp.bank), LatencyTable.from_json(read_json(inp.latency))
+    frames = {"calib": read_parquet(inp.calib), "test": read_parquet(inp.test)}
+    traces = {split: Trace.from_frame(frame) for split, frame in frames.items()}
+    if inp.growth:
+        traces["test"].growth = load_growth(inp.growth[0])
+    fitted = {Path(path).stem: read_json(path) for path in inp.policies}
+    policies = headroom_rows(task, fitted, bank, frontier, traces["test"], latency, read_parquet(inp.bench),
+                             {"bootstrap": params["bootstrap"], "seed": params["seed"]})  # fmt: skip
+    print(f"{task}: the oracle over the bank gains {100 * policies[0]['oracle_headroom']:.1f}% over the best static "
+          f"tree, over {len(frontier)} trees {100 * policies[0]['frontier_headroom']:.1f}%", flush=True)  # fmt: skip
+    banks = bank_rows(task, bank, frontier, traces["calib"], traces["test"], latency, params["bank_size"],
+                      params["bank_tries"])  # fmt: skip
+    reference = fixed_tree(traces["calib"].depth, traces["calib"].width)
+    steps = {split: step_table(traces[split], frames[split], reference) for split in frames}
+    write_json(out.part, {"task": task, "policies": policies, "banks": banks,
+                          "signals": signal_rows(task, steps["calib"], steps["test"]),
+                          "forwards": forward_counts(task, frontier, traces["calib"])})  # fmt: skip
+
+
+def scheduling(inp, out, params) -> None:
+    """All tasks: scheduling.json, the Markdown, the figures."""
+    from entmtp.calibration.growth import load_growth
+    from entmtp.calibration.latency_table import LatencyTable
+    from entmtp.calibration.replay import Trace
+    from entmtp.config import PlotConfig, from_plain
+    from entmtp.evaluation.figures import save_figure
+    from entmtp.evaluation.figures_science import headroom, predicted_against_measured
+    from entmtp.science.headroom import STAR
+    from entmtp.science.report import combine, markdown
+    from entmtp.science.transfer import Fitted, transfer_rows
+    from entmtp.tree.bank import Bank
+
+    parts, latency = [read_json(path) for path in inp.parts], LatencyTable.from_json(read_json(inp.latency))
+    tasks = {}
+    for number, part in enumerate(parts):
+        trace = Trace.from_frame(read_parquet(inp.test[number]))
+        if inp.growth:
+            trace.growth = load_growth(inp.growth[number])
+        folder = Path(inp.banks[number]).parent / "policy"
+        names = [name for name in params["policies"] if (folder / f"{name}.json").is_file()]
+        fitted = {name: read_json(folder / f"{name}.json") for name in names}
+        moving = {name: value for name, value in fitted.items() if value["trees"] or value["growing"]}
+        if STAR not in moving:
+            raise EntmtpError(f"scheduling needs the policy {STAR} among the run's policies")
+        tasks[part["task"]] = Fitted(Bank.load(inp.banks[number]), moving, trace)
+    record = combine(parts, transfer_rows(tasks, latency, STAR), [part["forwards"] for part in parts],
+                     provenance(params["block"]))  # fmt: skip
+    check_schema(record, "scheduling")
+    write_json(out.record, record)
+    write_text(out.markdown, markdown(record))
+    plot = from_plain(PlotConfig, params["plot"])
+    save_figure(headroom(record["rows"], plot), Path(out.headroom).with_suffix(""))
+    save_figure(predicted_against_measured(record["rows"], plot), Path(out.prediction).with_suffix(""))
+    for name, means in record["geometric_mean_over_static"].items():
+        print(f"{name}: {100 * (means['live'] - 1):+.1f}% over the static optimum, live, geometric mean over tasks "
+              f"(worst {100 * (means['worst'] - 1):+.1f}%)", flush=True)  # fmt: skip

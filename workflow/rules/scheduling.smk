@@ -1,0 +1,61 @@
+# `snakemake scheduling`: what the run's schedulers gained and what there was to gain, by replay of a finished run
+SCIENCE = f"{RUN}/scheduling"
+JUDGED_KIND = CFG.heads.name
+JUDGED_POLICIES = [name for name, policy in POLICY_CFG.items() if policy.heads in (None, JUDGED_KIND)]
+
+
+def judged_growth(split, tasks):
+    return [f"{RUN}/traces/{JUDGED_KIND}/{task}.{split}.growth.npz" for task in tasks if JUDGED_KIND in GROWN]
+
+
+rule scheduling:
+    input:
+        parts=expand(f"{SCIENCE}/{{task}}.json", task=TASKS),
+        latency=f"{RUN}/latency/{JUDGED_KIND}.json",
+        banks=expand(f"{RUN}/trees/{JUDGED_KIND}/{{task}}/bank.json", task=TASKS),
+        test=expand(f"{RUN}/traces/{JUDGED_KIND}/{{task}}.test.parquet", task=TASKS),
+        growth=judged_growth("test", TASKS),
+    output:
+        record=f"{RUN}/scheduling.json",
+        markdown=f"{SCIENCE}/scheduling.md",
+        headroom=f"{SCIENCE}/headroom.png",
+        prediction=f"{SCIENCE}/prediction.png",
+        vectors=multiext(f"{SCIENCE}/", "headroom.svg", "prediction.svg"),
+    log:
+        f"{LOGS}/scheduling/all.log",
+    conda:
+        "../../environment.yml"
+    params:
+        policies=JUDGED_POLICIES,
+        plot=PLAIN["plot"],
+        block={**PLAIN["target"], "dtype": CFG.dtype, "device": CFG.device},
+        threads=CFG.threads,
+    script:
+        "../scripts/scheduling.py"
+
+
+rule scheduling_task:
+    input:
+        calib=f"{RUN}/traces/{JUDGED_KIND}/{{task}}.calib.parquet",
+        test=f"{RUN}/traces/{JUDGED_KIND}/{{task}}.test.parquet",
+        growth=lambda wildcards: judged_growth("test", [wildcards.task]),
+        recalibrated=f"{RUN}/trees/{JUDGED_KIND}/{{task}}/recalibrated.json",
+        latency=f"{RUN}/latency/{JUDGED_KIND}.json",
+        bank=f"{RUN}/trees/{JUDGED_KIND}/{{task}}/bank.json",
+        policies=lambda wildcards: [policy_path(wildcards.task, name) for name in JUDGED_POLICIES],
+        bench=f"{RUN}/bench/{{task}}.parquet",
+    output:
+        part=f"{SCIENCE}/{{task}}.json",
+    log:
+        f"{LOGS}/scheduling/{{task}}.log",
+    conda:
+        "../../environment.yml"
+    params:
+        task="{task}",
+        bootstrap=CFG.bench.bootstrap,
+        seed=CFG.seed,
+        bank_size=8,
+        bank_tries=40,
+        threads=CFG.threads,
+    script:
+        "../scripts/scheduling_task.py"

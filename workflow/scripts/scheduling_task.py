@@ -1,0 +1,3 @@
+from entmtp.stages import run_rule, science
+
+run_rule(snakemake, science.scheduling_task)  # noqa: F821
