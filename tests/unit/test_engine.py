@@ -74,6 +74,8 @@ def test_tokens_equal_plain_decoding_with_real_heads_and_schedulers(tiny, prompt
     bank = [trees["empty"], trees["wide"], trees["full"], trees["mc_sim_7b_63"]]
     policies = [Policy(name, [trees[name]]) for name in ("wide", "mc_sim_7b_63", "random_1")]
     policies += [TauPolicy("tau", bank, 1, 2, 0.05, 0.01), LadderPolicy("ladder", bank, 0, 1, [0.02, 0.05, 0.2])]
+    # heads so weak that the bank is the empty tree alone: the signal needs them all the same
+    policies += [LadderPolicy(f"empty {depth}", [Tree(())], 0, depth, []) for depth in (0, 2)]
     used = set()
     for number, prompt in enumerate(prompts):
         plain = decoder.plain(prompt, decoding, f"p{number}").tokens

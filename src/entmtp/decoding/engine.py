@@ -161,7 +161,7 @@ class Decoder:
             else:
                 signal, index, tree, scheduler, switch = self._schedule(policy, trees, hidden, logits, root)
             nodes, tokens, hidden, logits, root = self._verify(tree, root, chooser, decoding)
-            committed = _cut([tokens[node] for node in nodes], stop, budget - count)
+            committed = cut([tokens[node] for node in nodes], stop, budget - count)
             count += len(committed)
             seconds = time.perf_counter() - begin
             last = len(committed) - 1
@@ -203,7 +203,7 @@ class Decoder:
 
         The heads' forward along the greedy path is part of proposing and is not counted as scheduling.
         """
-        if any(tree.n > 1 for tree in trees):
+        if policy.depth is not None or any(tree.n > 1 for tree in trees):  # a signal needs the heads too
             self.drafter.start(hidden, root)
         if policy.depth is not None:
             self.drafter.extend(policy.depth)
@@ -274,7 +274,7 @@ def make_chooser(target, decoding: DecodingConfig, prompt_id: str) -> Chooser:
     return Chooser(decoding.temperature, GumbelNoise(decoding.seed, prompt_id, target.vocab_size, target.device))
 
 
-def _cut(tokens: list[int], stop: set[int], budget: int) -> list[int]:
+def cut(tokens: list[int], stop: set[int], budget: int) -> list[int]:
     """Committed tokens of a step: up to the first stop id, that included, and within the budget."""
     for index, token in enumerate(tokens[:budget]):
         if token in stop:
