@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
 
-.PHONY: help reproduce test lint lock bench-engine clean
+.PHONY: help reproduce test lint lock bench-engine bench-peers clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,9 @@ lock: $(READY) ## rewrite requirements.lock from what is installed
 
 bench-engine: $(READY) ## how far the forwards are from the machine's limits (an otherwise idle machine)
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m entmtp.engine_bench $(ARGS)
+
+bench-peers: $(READY) ## our decoding beside transformers' on a finished run's prompts (ARGS="experiment=main"; an idle machine)
+	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m entmtp.peers.bench $(ARGS)
 
 clean: ## remove what can be made again, but for downloads, heads and .venv
 	rm -rf results logs benchmarks outputs multirun .snakemake

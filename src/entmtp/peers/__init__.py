@@ -1,0 +1,1 @@
+"""What a user would pick instead, on the same model and prompts: `python -m entmtp.peers.bench`."""
