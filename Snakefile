@@ -9,6 +9,8 @@ include: "workflow/rules/traces.smk"
 include: "workflow/rules/trees.smk"
 include: "workflow/rules/bench.smk"
 include: "workflow/rules/tables.smk"
+include: "workflow/rules/scheduling.smk"
+include: "workflow/rules/distill.smk"
 
 
 localrules:
@@ -20,3 +22,4 @@ rule all:
     input:
         published(),
         expand(f"{RUN}/tracking/{{task}}.json", task=TASKS),
+        second_method(),

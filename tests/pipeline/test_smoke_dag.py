@@ -1,6 +1,8 @@
 """The main job, end to end, on a two-layer random model."""
 
 import json
+import subprocess
+import sys
 
 import pandas as pd
 
@@ -73,6 +75,41 @@ def test_changed_threshold_reruns_the_policy_and_the_bench(smoke):
 def test_resolved_config_is_beside_the_results(smoke):
     text = (smoke / "results/config.yaml").read_text()
     assert "experiment: smoke" in text and "entmtp_tau_medusa" in text
+
+
+def test_scheduling_is_judged_by_replay_of_the_finished_run(smoke):
+    done = snakemake(smoke, "scheduling")
+    assert done.returncode == 0, done.stderr[-3000:]
+    for rule in ("bench", "traces", "throughput"):
+        assert f"rule {rule}:" not in done.stdout + done.stderr, rule
+    record = json.loads((smoke / "results/smoke/scheduling.json").read_text())
+    check_schema(record, "scheduling")
+    judged = [name for name in POLICIES if "medusa" not in name]
+    assert [(row["task"], row["policy"]) for row in record["rows"]] == [
+        (task, policy) for task in ("sharegpt", "litbench") for policy in judged
+    ]
+    assert {(row["fitted_on"], row["used_on"]) for row in record["transfer"]} == {
+        (a, b) for a in ("sharegpt", "litbench") for b in ("sharegpt", "litbench")
+    }
+    assert (smoke / "results/smoke/scheduling/headroom.svg").stat().st_size > 0
+    assert "# Scheduling" in (smoke / "results/smoke/scheduling/scheduling.md").read_text()
+
+
+def test_peers_take_turns_on_the_runs_prompts(smoke):
+    command = [sys.executable, "-m", "entmtp.peers.bench", "experiment=smoke", "dtype=float32",
+               "decoding.max_new_tokens=6", f"results={smoke / 'results'}",
+               f"resources={ROOT / 'resources'}"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=smoke)
+    assert done.returncode == 0, done.stderr[-3000:]
+    record = json.loads((smoke / "results/peers/peers.json").read_text())
+    peers = ["entmtp plain", "entmtp best", "transformers eager", "transformers sdpa", "transformers prompt lookup"]
+    assert [(row["task"], row["peer"]) for row in record["rows"]] == [
+        (task, peer) for task in ("sharegpt", "litbench") for peer in peers
+    ]
+    assert record["absent"] == {}
+    assert all(row["same_text"] == 1.0 for row in record["rows"])  # greedy float32: the same text from all of them
+    assert all(row["best_over"]["ratio"] == 1.0 for row in record["rows"] if row["peer"] == "entmtp best")
+    assert "| sharegpt | float32 | transformers eager |" in (smoke / "results/peers/peers.md").read_text()
 
 
 def test_tracking_wrote_offline_runs(smoke):

@@ -28,7 +28,8 @@ rule prompts:
     conda:
         "../../environment.yml"
     params:
-        task=lambda wildcards: to_plain(TASK_CFG[wildcards.task]),
+        # how answers are judged changes no prompt
+        task=lambda wildcards: {k: v for k, v in to_plain(TASK_CFG[wildcards.task]).items() if k != "scoring"},
         target=PLAIN["target"],
         resources=lambda wildcards: CFG.resources,
         threads=CFG.threads,

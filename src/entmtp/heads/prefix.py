@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from entmtp.target.cache import CausalMasks
 from entmtp.target.llama import FAMILY, FusedLayers
 
 
@@ -92,7 +93,7 @@ class PrefixDecoder:
 
     def reserve(self, capacity: int) -> None:
         self.cache = self.layers.new_cache(capacity)
-        self.masks: dict[int, Tensor] = {}
+        self.masks = CausalMasks(self.layers.groups, capacity, self.layers.dtype, self.layers.device)
 
     def reset(self) -> None:
         self.cache.reset()
@@ -102,20 +103,10 @@ class PrefixDecoder:
         k, context = len(hidden), self.cache.length
         end = context + k
         # a prefill is causal by itself, a single row sees everything
-        mask = self._mask(k)[:, -end:] if k > 1 and context else None
+        mask = self.masks(k, end) if k > 1 and context else None
         states = self.layers.run(hidden, torch.arange(context, end, device=hidden.device), self.cache, mask)
         self.cache.length = end
         return states
-
-    def _mask(self, k: int) -> Tensor:
-        """Additive mask [groups * k, capacity] of the last k of as many columns as one cuts off at its right end: the
-        last k columns are causal, whatever lies before is seen. Made once: this runs at every step."""
-        if k not in self.masks:
-            mask = torch.zeros(k, self.cache.capacity, dtype=self.layers.dtype, device=self.layers.device)
-            ahead = torch.ones(k, k, dtype=torch.bool, device=self.layers.device).triu(1)
-            mask[:, -k:].masked_fill_(ahead, torch.finfo(mask.dtype).min)
-            self.masks[k] = mask.repeat(self.layers.groups, 1)
-        return self.masks[k]
 
     def states(self, hidden: Tensor) -> Tensor:
         """States [n, H] of a whole sequence [n, H] from its start, beside the decoding cache."""

@@ -18,13 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from entmtp.checkpoint import load_checkpoint, save_checkpoint
 from entmtp.config import HeadsConfig
 from entmtp.errors import EntmtpError
 from entmtp.heads.features import Features, draft_vocabulary
 from entmtp.heads.held_out import HeldOut
 from entmtp.heads.model import DraftHeads, HeadsFormat
 from entmtp.heads.prefix import prefix_like, prefix_states
-from entmtp.io import atomic, sha256_json
+from entmtp.io import sha256_json
 
 
 class HeadsTrainer:
@@ -188,17 +189,13 @@ class HeadsTrainer:
 
     def _save(self, path: Path, history: list[dict]) -> None:
         state = {"heads": self.heads.state_dict(), "best": self.best, "optimizer": self.optimizer.state_dict(),
-                 "step": self.step, "seconds": self.seconds, "history": history,
-                 "identity": self.identity}  # fmt: skip
-        with atomic(path) as partial:
-            torch.save(state, partial)
+                 "step": self.step, "seconds": self.seconds, "history": history}  # fmt: skip
+        save_checkpoint(path, self.identity, state)
 
     def _resume(self, path: Path) -> list[dict]:
-        if not Path(path).exists():
+        state = load_checkpoint(path, self.identity, self.device)
+        if state is None:
             return []
-        state = torch.load(path, weights_only=True, map_location=self.device)
-        if state["identity"] != self.identity:
-            return []  # another text or configuration: start afresh
         self.heads.load_state_dict(state["heads"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.seconds, self.best = state["step"], state["seconds"], state["best"]

@@ -1,4 +1,4 @@
-"""One preallocated key/value cache for all layers of a target."""
+"""One preallocated key/value cache for all layers of a target, and masks for what is appended to it."""
 
 import torch
 from torch import Tensor
@@ -39,3 +39,23 @@ class KVCache:
 
     def reset(self) -> None:
         self.length = 0
+
+
+class CausalMasks:
+    """Additive masks of n new rows after a context: each sees the context, the rows before it and itself.
+
+    Made once per n and cut to length, since steps ask for one each time.
+    """
+
+    def __init__(self, groups: int, capacity: int, dtype: torch.dtype, device: str):
+        self.groups, self.capacity, self.dtype, self.device = groups, capacity, dtype, device
+        self.made: dict[int, Tensor] = {}
+
+    def __call__(self, n: int, end: int) -> Tensor:
+        """[groups * n, end]: the rows lie at the last n of `end` positions."""
+        if n not in self.made:
+            mask = torch.zeros(n, self.capacity, dtype=self.dtype, device=self.device)
+            ahead = torch.ones(n, n, dtype=torch.bool, device=self.device).triu(1)
+            mask[:, -n:].masked_fill_(ahead, torch.finfo(self.dtype).min)
+            self.made[n] = mask.repeat(self.groups, 1)
+        return self.made[n][:, -end:]

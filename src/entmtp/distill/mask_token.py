@@ -1,0 +1,35 @@
+"""The one token that a model must gain: the mask, whose embedding is drawn like the others."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MASK = "<|mtp_mask|>"
+
+
+def add_mask_token(model: nn.Module, tokenizer: Any, seed: int) -> int:
+    """Give a transformers causal LM and its tokenizer the mask token; its id, kept in the config as `mtp_mask_id`.
+
+    The embedding is drawn from the mean and variance of all others, dimension by dimension. A vocabulary that was
+    padded beyond the tokenizer's has a row for it already; otherwise one is appended.
+    """
+    tokenizer.add_tokens([MASK], special_tokens=True)
+    mask_id = tokenizer.convert_tokens_to_ids(MASK)
+    others = model.get_input_embeddings().weight.detach().float()
+    if mask_id >= len(others):
+        model.resize_token_embeddings(mask_id + 1, mean_resizing=False)
+    generator = torch.Generator().manual_seed(seed)
+    row = others.mean(dim=0) + others.std(dim=0) * torch.randn(others.shape[1], generator=generator)
+    with torch.no_grad():
+        for matrix in {id(m): m for m in (model.get_input_embeddings(), model.get_output_embeddings())}.values():
+            matrix.weight[mask_id] = row.to(matrix.weight)
+    model.config.mtp_mask_id = mask_id
+    return mask_id
+
+
+def without_mask(logits: Tensor, mask_id: int) -> Tensor:
+    """Logits [..., V] in which the mask token cannot be chosen."""
+    banned = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+    banned[mask_id] = True
+    return logits.masked_fill(banned, -torch.inf)

@@ -1,0 +1,151 @@
+"""Self-distillation on the target's own texts: everything follows from the seed, and a killed run resumes."""
+
+import random
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from entmtp.checkpoint import load_checkpoint, save_checkpoint
+from entmtp.config import DistillConfig
+from entmtp.distill.loss import Outcome, distillation
+from entmtp.distill.packing import Batch, Layout, pack, text_layout
+from entmtp.errors import EntmtpError
+from entmtp.io import sha256_json
+
+
+class SelfDistiller:
+    """Trains `student` against the frozen `teacher`, both transformers causal LMs; the student knows the mask token.
+
+    `rows`: texts {key, prompt_ids, tokens}. `parameters`: what is trained (all of the student's, or adapters').
+    """
+
+    def __init__(
+        self,
+        student: nn.Module,
+        teacher: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        mask_id: int,
+        stop_ids: set[int],
+        rows: list[dict],
+        config: DistillConfig,
+        device: str = "cpu",
+    ):
+        if config.k_max < 2:
+            raise EntmtpError(f"config key 'distill.k_max': {config.k_max} must be at least 2")
+        if config.checkpoint_every % config.report_every:
+            raise EntmtpError(f"config key 'distill.checkpoint_every': {config.checkpoint_every} must be a multiple of "
+                              f"distill.report_every={config.report_every}")  # fmt: skip
+        self.student, self.teacher = student.to(device).train(), teacher.to(device).eval().requires_grad_(False)
+        self.parameters, self.mask_id, self.stop_ids = list(parameters), mask_id, stop_ids
+        self.config, self.device = config, device
+        # a text gives a row if its answer has room for the latest first block; the order is the keys', which are hashes
+        long = [row for row in rows if len(row["tokens"]) >= config.spacing]
+        self.rows = sorted((row for row in long if len(row["prompt_ids"]) < config.max_length), key=_key)
+        if not self.rows:
+            raise EntmtpError(f"distillation: no text has {config.spacing} tokens of answer (distill.spacing)")
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0)
+        keys = [_key(row) for row in self.rows]
+        self.identity = sha256_json([asdict(config), keys, mask_id])
+        self.step, self.seconds = 0, 0.0
+
+    def batch(self, step: int, part: int) -> Batch:
+        """Micro-batch `part` of a step: k and the first block's shift are drawn once a step, as the paper does."""
+        draw = random.Random(f"{self.config.seed}/{step}")
+        k, shift = draw.randint(2, self.config.k_max), draw.randrange(self.config.spacing)
+        first = (step * self.config.accumulate + part) * self.config.batch
+        texts, layouts = [], []
+        for number in range(first, first + self.config.batch):
+            text, prompt = self.text(number)
+            texts.append(text)
+            layouts.append(self.layout(prompt, len(text), k, shift))
+        return pack(texts, layouts, self.mask_id).to(self.device)
+
+    def text(self, number: int) -> tuple[list[int], int]:
+        """Text `number` of an endless sequence of seeded permutations, cut to max_length, and its prompt's length."""
+        epoch, place = divmod(number, len(self.rows))
+        order = list(range(len(self.rows)))
+        random.Random(f"{self.config.seed}/epoch/{epoch}").shuffle(order)
+        row = self.rows[order[place]]
+        return (row["prompt_ids"] + row["tokens"])[: self.config.max_length], len(row["prompt_ids"])
+
+    def layout(self, prompt: int, length: int, k: int, shift: int) -> Layout:
+        config = self.config
+        found = text_layout(prompt, length, k, config.spacing, shift, config.blocks)
+        return found or text_layout(prompt, length, k, config.spacing, 0, config.blocks)
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then constant."""
+        return self.config.learning_rate * min(1.0, (step + 1) / max(1, self.config.warmup))
+
+    def run(self, checkpoint: Path) -> list[dict]:
+        """Train to the end, resuming from `checkpoint`; a row of figures every `report_every` steps."""
+        history = self._resume(checkpoint)
+        start = time.monotonic() - self.seconds
+        recent: list[tuple[float, Outcome]] = []
+        while self.step < self.config.steps:
+            recent.append(self._update())
+            self.seconds = time.monotonic() - start
+            if self.step % self.config.report_every == 0 or self.step == self.config.steps:
+                n = len(recent)
+                history.append({
+                    "step": self.step,
+                    "seconds": round(self.seconds, 1),
+                    "loss": round(sum(loss for loss, _ in recent) / n, 5),
+                    "agreement": round(sum(outcome.agreement for _, outcome in recent) / n, 4),
+                    "block": round(sum(outcome.block for _, outcome in recent) / n, 4),
+                })  # fmt: skip
+                print(f"distill: {history[-1]} of {self.config.steps} steps", flush=True)
+                recent = []
+            if self.step % self.config.checkpoint_every == 0:
+                self._save(checkpoint, history)
+        self._save(checkpoint, history)
+        return history
+
+    def _update(self) -> tuple[float, Outcome]:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate(self.step)
+        self.optimizer.zero_grad(set_to_none=True)
+        total = 0.0
+        for part in range(self.config.accumulate):
+            with self._precision():
+                outcome = distillation(self.student, self.teacher, self.batch(self.step, part), self.mask_id,
+                                       self.stop_ids, self.config.soft, self.config.prefix_threshold)  # fmt: skip
+            (outcome.loss / self.config.accumulate).backward()
+            total += float(outcome.loss.detach()) / self.config.accumulate
+        if total != total or total == float("inf"):
+            raise EntmtpError(f"distillation: loss is {total} at step {self.step}; lower distill.learning_rate")
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
+        self.optimizer.step()
+        self.step += 1
+        return total, outcome
+
+    def _precision(self):
+        if self.config.dtype == "float32":
+            return nullcontext()
+        return torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16)
+
+    def _save(self, path: Path, history: list[dict]) -> None:
+        state = {"parameters": [p.detach() for p in self.parameters], "optimizer": self.optimizer.state_dict(),
+                 "step": self.step, "seconds": self.seconds, "history": history}  # fmt: skip
+        save_checkpoint(path, self.identity, state)
+
+    def _resume(self, path: Path) -> list[dict]:
+        state = load_checkpoint(path, self.identity, self.device)
+        if state is None:
+            return []
+        with torch.no_grad():
+            for own, kept in zip(self.parameters, state["parameters"], strict=True):
+                own.copy_(kept)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.seconds = state["step"], state["seconds"]
+        print(f"distill: resuming at step {self.step}/{self.config.steps}", flush=True)
+        return state["history"]
+
+
+def _key(row: dict) -> str:
+    return row["key"]

@@ -1,0 +1,41 @@
+"""The table of the second method: our rows, and the paper's beside them."""
+
+from entmtp.science.report import table
+
+# arXiv 2602.06019 as quoted in the project's facts: GSM8K; accuracy and tokens a forward
+PAPER = [
+    ("Llama-3.1-8B", "k=1", 0.660, 1.0),
+    ("Llama-3.1-8B", "confadapt 0.99", 0.660, 2.1),
+    ("Llama-3.1-8B", "confadapt 0.9", 0.641, 3.3),
+    ("Llama-3.1-8B", "confadapt 0.7", 0.550, 5.1),
+    ("Llama-3.1-8B", "static k=3", 0.530, 3.0),
+    ("Qwen3-4B", "k=1", 0.891, 1.0),
+    ("Qwen3-4B", "confadapt 0.9", 0.836, 3.1),
+]
+
+
+def markdown(rows: list[dict]) -> str:
+    """Our rows by task, then the paper's (another model, GSM8K: not comparable in absolute terms)."""
+    ours = [
+        [
+            row["task"],
+            row["method"],
+            f"{row['accuracy']:.3f} ± {row['standard_error']:.3f}",
+            f"{row['tokens_per_forward']:.2f}",
+            f"{row['tokens_per_s']:.1f}",
+            f"{row['over_plain']['ratio']:.2f} [{row['over_plain']['low']:.2f}, {row['over_plain']['high']:.2f}]",
+            f"{row['ppl']:.2f}",
+            "–" if row["same_text"] is None else f"{100 * row['same_text']:.0f}%",
+        ]
+        for row in rows
+    ]
+    theirs = [["paper: GSM8K", f"{model}, {method}", f"{accuracy:.3f}", f"{tokens:.1f}", "–", "–", "–", "–"]
+              for model, method, accuracy, tokens in PAPER]  # fmt: skip
+    heads = ["task", "method", "accuracy", "tokens a forward", "tokens/s", "over own plain decoding", "perplexity",
+             "same text"]  # fmt: skip
+    note = (
+        "`k=1`, `static` and `confadapt` run the self-distilled model; the others the original one with draft heads, "
+        "verified. ConfAdapt and static blocks are lossy. Perplexity is the original model's. *same text*: as plain "
+        "decoding of the model that wrote it.\n"
+    )
+    return table(heads, [*ours, *theirs], names=2) + "\n" + note

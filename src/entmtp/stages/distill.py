@@ -1,0 +1,93 @@
+"""Stages of the second method: self-distillation, block decoding, what it gains and what it costs."""
+
+from pathlib import Path
+
+from entmtp.config import ConfAdaptConfig, DecodingConfig, DistillConfig, PlotConfig, TargetConfig, from_plain
+from entmtp.errors import EntmtpError
+from entmtp.evaluation.schema import check_schema
+from entmtp.io import Journal, read_json, read_parquet, sha256_file, sha256_json, write_json, write_parquet, write_text
+from entmtp.provenance import provenance
+from entmtp.stages.common import open_block
+
+
+def distill(inp, out, params) -> None:
+    """A multi-token model from the target and its own calibration texts."""
+    import hashlib
+
+    from entmtp.distill.recipe import distil
+    from entmtp.tasks import read_prompts
+
+    config, (base, _) = from_plain(DistillConfig, params["distill"]), open_block({**params, "dtype": "float32"})
+    rows = []
+    for texts, prompts in zip(inp.texts, inp.prompts, strict=True):
+        asked = {row["id"]: row["token_ids"] for row in read_prompts(prompts, "calib")}
+        for row in read_parquet(texts).to_dict("records"):
+            key = hashlib.sha256(f"{config.seed}/{row['prompt_id']}".encode()).hexdigest()[:16]
+            rows.append({"key": key, "prompt_ids": asked[row["prompt_id"]], "tokens": list(map(int, row["tokens"]))})
+    rows = sorted(rows, key=lambda row: row["key"])[: config.texts]
+    stop_ids, folder = base.stop_ids, Path(out.model).parent
+    source = Path(inp.target).parent
+    del base  # two float32 copies are enough
+    checkpoint = folder.with_name(f"{folder.name}.checkpoint.pt")
+    history = distil(source, folder, checkpoint, rows, stop_ids, config, params["device"])
+    made = provenance({"device": params["device"], "dtype": config.dtype})
+    write_json(out.history, {"distill": params["distill"], "texts": len(rows), "curve": history, "provenance": made})
+    checkpoint.unlink(missing_ok=True)
+
+
+def confadapt(inp, out, params) -> None:
+    """Timed block decoding of one task's test prompts under every rule."""
+    from entmtp.decoding.confadapt import BlockDecoder
+    from entmtp.decoding.engine import Decoder
+    from entmtp.evaluation.confadapt import decode_all, rules_of
+    from entmtp.target.load import load_target
+    from entmtp.tasks import read_prompts
+
+    config, decoding = from_plain(ConfAdaptConfig, params["confadapt"]), from_plain(DecodingConfig, params["decoding"])
+    tests = read_prompts(inp.prompts, "test")
+    folder = Path(inp.model).parent
+    block = from_plain(TargetConfig, {**params["target"], "source": "folder", "path": str(folder)})
+    target = load_target(block, folder, params["dtype"], params["device"])
+    rules = rules_of(config.k_max, list(config.thresholds), list(config.static))
+    most = max(rule.k_max for rule in rules.values())
+    capacity = Decoder.room(max(len(row["token_ids"]) for row in tests), decoding.max_new_tokens, 2 * most)
+    decoder = BlockDecoder(target, target.config.mtp_mask_id, capacity)
+    identity = sha256_json(
+        [[sha256_file(path) for path in inp], params["confadapt"], params["decoding"], params["dtype"]]
+    )
+    journal = Journal(Path(out.rows).with_suffix(".journal.jsonl"), identity)
+    rows = decode_all(decoder, rules, tests, decoding.max_new_tokens, journal)
+    write_parquet(out.rows, rows)
+    journal.remove()
+
+
+def confadapt_judged(inp, out, params) -> None:
+    """Accuracy and speed of every rule on one task, and of the run's lossless policies beside them."""
+    from entmtp.evaluation.confadapt import entmtp_rows, judged
+    from entmtp.evaluation.perplexity import policy_nll
+    from entmtp.tasks import read_prompts
+
+    tests, rows = read_prompts(inp.prompts, "test"), read_parquet(inp.rows).to_dict("records")
+    if any("answer" not in row for row in tests) or not params["scoring"]:
+        raise EntmtpError(f"task {params['task']}: ConfAdapt is judged on tasks with answers and task.scoring")
+    base, _ = open_block({**params, "dtype": "float32"})  # the original model, always judged in float32
+    cache = base.new_cache(max(len(p["token_ids"]) for p in tests) + max(len(row["tokens"]) for row in rows))
+    nll = policy_nll(base, cache, rows, tests)
+    made = judged(rows, tests, base.tokenizer, params["scoring"], nll, params["bootstrap"], params["seed"])
+    summary = [row for row in read_json(inp.summary)["rows"] if row["task"] == params["task"]]
+    made += entmtp_rows(read_parquet(inp.bench), summary, tests, base.tokenizer, params["scoring"])
+    write_json(out.part, [{"task": params["task"], **row} for row in made])
+
+
+def confadapt_report(inp, out, params) -> None:
+    """confadapt.json, its table, and the frontier of accuracy against acceleration."""
+    from entmtp.evaluation.confadapt_report import markdown
+    from entmtp.evaluation.figures import save_figure
+    from entmtp.evaluation.figures_science import accuracy_frontier
+
+    rows = [row for path in inp.parts for row in read_json(path)]
+    record = {"rows": rows, "training": read_json(inp.history), "provenance": provenance(params["block"])}
+    check_schema(record, "confadapt")
+    write_json(out.record, record)
+    write_text(out.table, markdown(rows))
+    save_figure(accuracy_frontier(rows, from_plain(PlotConfig, params["plot"])), Path(out.figure).with_suffix(""))

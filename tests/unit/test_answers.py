@@ -1,0 +1,96 @@
+"""Answers of tricky formats, and generated tasks whose own answers must be right by the same scoring."""
+
+import re
+
+import pytest
+
+from entmtp.config import TaskConfig
+from entmtp.errors import EntmtpError
+from entmtp.evaluation.answers import correct, final_number
+from entmtp.tasks.sources import load_source
+from entmtp.tasks.synthetic import KINDS, generate
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("The answer is 42.", "42"),
+        ("She has 3 apples and 4 pears.\n#### 7", "7"),
+        ("#### 1,234", "1234"),
+        ("So the total is $1,200.50", "1200.5"),
+        ("The answer is: $18.00 per day", "18"),
+        ("x = 5, so the answer is 5 apples, not 6 pears", "5"),
+        ("First the answer is 3. Wait, the answer is 4.", "4"),
+        (r"Thus \boxed{17} follows from 9 and 8.", "17"),
+        ("It fell to -12 degrees", "-12"),
+        ("minus: −7", "-7"),
+        ("0.50 + .25 = .75", "0.75"),
+        ("007", "7"),
+        ("-0", "0"),
+        ("1,000,000", "1000000"),
+        ("no number here", None),
+        ("", None),
+        ("The answer is unknown, maybe 9", "9"),
+    ],
+)
+def test_the_final_number(text, number):
+    assert final_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("scoring", "text", "answer", "right"),
+    [
+        ("number", "2 + 2 = 4", "4", True),
+        ("number", "2 + 2 = 4.0", "#### 4", True),
+        ("number", "4 - 2 = 2", "4", False),
+        ("number", "", "4", False),
+        ("sequence", "1, 2, 3", "1, 2, 3", True),
+        ("sequence", "Sure: 1,2,3.", "1, 2, 3", True),
+        ("sequence", "1, 2, 3, 4", "1, 2, 3", False),
+        ("sequence", "1, 3", "1, 2, 3", False),
+        ("sequence", "Here it is: red green BLUE", "red green blue", True),
+        ("sequence", "red green", "red green blue", False),
+        ("word", "Candle.", "candle", True),
+        ("word", "A candle", "candle", True),
+        ("word", "The lamp, not the candle", "candle", False),
+        ("word", "", "candle", False),
+    ],
+)
+def test_scoring(scoring, text, answer, right):
+    assert correct(scoring, text, answer) is right
+
+
+def test_unknown_scoring_is_named():
+    with pytest.raises(EntmtpError, match=r"task\.scoring=vibes"):
+        correct("vibes", "a", "b")
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_generated_tasks_are_seeded_different_and_right(kind):
+    rows = list(generate(kind, 60, 1))
+    assert rows == list(generate(kind, 60, 1))
+    assert len({question for question, _ in rows}) == 60
+    assert {question for question, _ in generate(kind, 60, 2)} != {question for question, _ in rows}
+    for question, answer in rows:
+        if kind == "arithmetic":
+            a, sign, b = re.search(r"(\d+) ([+-]) (\d+)", question).groups()
+            assert int(answer) == (int(a) + int(b) if sign == "+" else int(a) - int(b)) > 0
+        if kind == "counting":
+            first, last = map(int, re.search(r"from (\d+) to (\d+)", question).groups())
+            assert answer == ", ".join(map(str, range(first, last + 1)))
+        if kind == "copying":
+            new, old, words = re.search(r'the word "(\w+)" in place of "(\w+)": (.*)', question).groups()
+            assert answer.split() == [new if word == old else word for word in words.split()]
+            assert old in words.split() and new not in words.split()
+        if kind == "extraction":
+            who = re.search(r"What does (\w+) keep", question).group(1)
+            assert f"{who} keeps a {answer} near" in question
+
+
+def test_generated_tasks_are_a_source(tmp_path):
+    config = TaskConfig(name="t", source="synthetic", subset="counting", calib=3, test=2)
+    rows = list(load_source(config, tmp_path))
+    assert len(rows) == 20 and all(correct("sequence", row["answer"], row["answer"]) for row in rows)
+    assert len({row["id"] for row in rows}) == 20
+    with pytest.raises(EntmtpError, match=r"task\.subset=nothing.*arithmetic"):
+        list(load_source(TaskConfig(name="t", source="synthetic", subset="nothing"), tmp_path))

@@ -1,0 +1,91 @@
+"""What the second method is judged by: rules, resumption, accuracy, ratios to the model's own plain decoding."""
+
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from entmtp.config import PlotConfig
+from entmtp.decoding.confadapt import BlockDecoder
+from entmtp.evaluation.confadapt import OWN, accuracy, decode_all, entmtp_rows, judged, rules_of
+from entmtp.evaluation.confadapt_report import markdown
+from entmtp.evaluation.figures_science import accuracy_frontier
+from entmtp.evaluation.schema import check_schema
+from entmtp.io import Journal
+
+RULES = rules_of(3, [0.5, 0.9], [2])
+PROMPTS = [{"id": f"p{n}", "token_ids": [5, 6 + n], "answer": str(n)} for n in range(4)]
+
+
+def test_rules_have_readable_names_and_own_decoding_first():
+    assert list(RULES) == [OWN, "static k=2", "confadapt 0.5", "confadapt 0.9"]
+    assert (RULES[OWN].k_max, RULES["static k=2"].k_max, RULES["confadapt 0.9"].k_max) == (1, 2, 3)
+    assert RULES["static k=2"].threshold is None and RULES["confadapt 0.9"].threshold == 0.9
+
+
+def test_an_interrupted_run_resumes_with_whole_prompts(tiny, tmp_path):
+    def run(name: str, journal=None):
+        return decode_all(BlockDecoder(tiny, 250, 64), RULES, PROMPTS, 10, journal or Journal(tmp_path / name, "x"))
+
+    def essence(rows):
+        return sorted((row["prompt_id"], row["policy"], tuple(row["tokens"]), row["forwards"]) for row in rows)
+
+    whole = run("whole")
+    assert len(whole) == len(RULES) * len(PROMPTS)
+    broken = Journal(tmp_path / "broken", "x")
+    for row in whole[: len(RULES) + 2]:  # one prompt, and half of another
+        broken.append(row)
+    resumed = run("broken", Journal(tmp_path / "broken", "x"))
+    assert essence(resumed) == essence(whole)
+    again = run("broken", Journal(tmp_path / "broken", "x"))  # the half prompt lies in the journal twice now
+    assert essence(again) == essence(whole)
+    first = [row for row in resumed if row["prompt_id"] == "p0"]
+    assert [row["seconds"] for row in first] == [row["seconds"] for row in whole if row["prompt_id"] == "p0"]
+
+
+def fake_rows() -> list[dict]:
+    """k = 1 is right on three of four and takes two seconds; the block rule is right on one and takes one."""
+    rows = []
+    for n, prompt in enumerate(PROMPTS):
+        rows.append(
+            {"prompt_id": prompt["id"], "policy": OWN, "tokens": [n if n else 9] * 6, "forwards": 6, "seconds": 2.0}
+        )
+        rows.append(
+            {"prompt_id": prompt["id"], "policy": "confadapt 0.9", "tokens": [1] * 6, "forwards": 2, "seconds": 1.0}
+        )
+    return rows
+
+
+TOKENIZER = SimpleNamespace(decode=lambda ids, skip_special_tokens: " ".join(map(str, ids)))
+NLL = {OWN: {"nll": 24.0, "tokens": 24}, "confadapt 0.9": {"nll": 48.0, "tokens": 24}}
+
+
+def test_rows_say_what_speed_costs():
+    own, block = judged(fake_rows(), PROMPTS, TOKENIZER, "number", NLL, 100, 0)
+    assert (own["method"], own["accuracy"], own["tokens_per_forward"], own["over_plain"]["ratio"]) == (
+        OWN,
+        0.75,
+        1.0,
+        1.0,
+    )
+    assert (block["accuracy"], block["tokens_per_forward"]) == (0.25, 3.0)
+    assert block["over_plain"] == {"ratio": 2.0, "low": 2.0, "high": 2.0}
+    assert block["tokens_per_s"] == 6.0
+    assert block["ppl"] == pytest.approx(2.718281828**2)
+    assert (own["same_text"], block["same_text"]) == (1.0, 0.25)
+    assert accuracy([True, False, False, False])["standard_error"] == pytest.approx((0.25 * 0.75 / 4) ** 0.5)
+
+
+def test_lossless_policies_stand_beside_and_the_record_fits():
+    bench = pd.DataFrame([{"policy": "ar", "prompt_id": p["id"], "tokens": [int(p["answer"])] * 3} for p in PROMPTS])
+    summary = [{"policy": "ar", "prompts": 4, "accept_length": 1.0, "tokens_per_s": 20.0, "lossless": "n/a",
+                "over_ar": {"ratio": 1.0, "low": 1.0, "high": 1.0}, "ppl": 1.5}]  # fmt: skip
+    rows = judged(fake_rows(), PROMPTS, TOKENIZER, "number", NLL, 100, 0)
+    rows += entmtp_rows(bench, summary, PROMPTS, TOKENIZER, "number")
+    assert rows[-1]["accuracy"] == 1.0 and rows[-1]["method"] == "ar"
+    rows = [{"task": "t", **row} for row in rows]
+    record = {"rows": rows, "training": {"distill": {}, "texts": 1, "curve": []}, "provenance": {}}
+    check_schema(record, "confadapt")
+    text = markdown(rows)
+    assert "| t | confadapt 0.9 | 0.250 ± 0.217 | 3.00 |" in text and "paper: GSM8K" in text
+    assert len(accuracy_frontier(rows, PlotConfig()).get_axes()) == 1
