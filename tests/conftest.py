@@ -194,6 +194,7 @@ class Traced:
 
     def live(self, policy) -> list:
         """One Generation a prompt."""
+        self.drafter.reserve(self.decoder.capacity)  # drafters are shared: another test's decoder may have less room
         return [
             self.decoder.generate(prompt["token_ids"], policy, self.decoding, prompt["id"]) for prompt in self.prompts
         ]
