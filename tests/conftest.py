@@ -1,6 +1,7 @@
 """Shared fixtures: a tiny random target, tiny random draft heads, and a drafter that knows the continuation."""
 
 import os
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test touches the network
@@ -16,6 +17,7 @@ from entmtp.decoding.engine import Decoder
 from entmtp.heads.drafter import make_drafter
 from entmtp.heads.model import DraftHeads, HeadsFormat
 from entmtp.heads.prefix import prefix_like
+from entmtp.heads.text import BatchDecoder
 from entmtp.target.fetch import fetch_target
 from entmtp.target.load import load_target
 from entmtp.tree.defaults import DEFAULT_TREES
@@ -168,6 +170,27 @@ def tree_maker():
 @pytest.fixture(scope="session")
 def heads_maker():
     return make_heads
+
+
+@pytest.fixture
+def interrupted_batches(monkeypatch):
+    """with interrupted_batches(5): whoever generates text in batches is interrupted after five texts."""
+
+    @contextmanager
+    def after(count: int):
+        original = BatchDecoder.run
+
+        def stopping(self, source, *args):
+            for number, sequence in enumerate(original(self, source, *args)):
+                if number == count:
+                    raise KeyboardInterrupt
+                yield sequence
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(BatchDecoder, "run", stopping)
+            yield
+
+    return after
 
 
 class Traced:

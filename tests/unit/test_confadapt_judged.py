@@ -33,7 +33,8 @@ def test_an_interrupted_run_resumes_with_whole_prompts(tiny, tmp_path):
     whole = run("whole")
     assert len(whole) == len(RULES) * len(PROMPTS)
     broken = Journal(tmp_path / "broken", "x")
-    for row in whole[: len(RULES) + 2]:  # one prompt, and half of another
+    by_prompt = sorted(whole, key=lambda row: row["prompt_id"])
+    for row in by_prompt[: len(RULES) + 2]:  # one prompt, and half of another
         broken.append(row)
     resumed = run("broken", Journal(tmp_path / "broken", "x"))
     assert essence(resumed) == essence(whole)

@@ -156,20 +156,10 @@ def test_shards_are_disjoint_and_hold_the_whole_corpus(tiny, files, tmp_path):
         journal_rows(tiny, files, tmp_path / "none", 39, shards=40)
 
 
-def test_an_interrupted_shard_resumes_without_loss(tiny, files, tmp_path, monkeypatch):
+def test_an_interrupted_shard_resumes_without_loss(tiny, files, tmp_path, monkeypatch, interrupted_batches):
     whole = {row["key"]: row for row in journal_rows(tiny, files, tmp_path / "whole")}
-    original = BatchDecoder.run
-
-    def stopping(self, source, *args):
-        for count, sequence in enumerate(original(self, source, *args)):
-            if count == 5:
-                raise KeyboardInterrupt
-            yield sequence
-
-    monkeypatch.setattr(BatchDecoder, "run", stopping)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_batches(5):
         journal_rows(tiny, files, tmp_path / "j")
-    monkeypatch.setattr(BatchDecoder, "run", original)
     made = []
     sequences = module._sequences
     monkeypatch.setattr(module, "_sequences", lambda t, c, rows: made.extend(rows) or sequences(t, c, list(rows)))

@@ -7,7 +7,6 @@ import pytest
 from entmtp.config import CorpusConfig
 from entmtp.errors import EntmtpError
 from entmtp.heads.self_prompts import finished, user_turn, write_self_prompts
-from entmtp.heads.text import BatchDecoder
 
 CONFIG = CorpusConfig(self_prompts=40, self_prompt_tokens=30, self_temperature=1.5, batch=4, seed=3)
 
@@ -44,20 +43,10 @@ def test_turns_that_end_are_kept_in_order_and_follow_the_seed(tiny, tmp_path):
     assert finished(write_self_prompts(tiny, other, tmp_path / "other"), other) != kept
 
 
-def test_an_interrupted_call_resumes_without_loss(tiny, tmp_path, monkeypatch):
+def test_an_interrupted_call_resumes_without_loss(tiny, tmp_path, interrupted_batches):
     whole = finished(write_self_prompts(tiny, CONFIG, tmp_path / "whole"), CONFIG)
-    original = BatchDecoder.run
-
-    def stopping(self, source, *args):
-        for count, sequence in enumerate(original(self, source, *args)):
-            if count == 7:
-                raise KeyboardInterrupt
-            yield sequence
-
-    monkeypatch.setattr(BatchDecoder, "run", stopping)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_batches(7):
         write_self_prompts(tiny, CONFIG, tmp_path / "j")
-    monkeypatch.setattr(BatchDecoder, "run", original)
     journal = write_self_prompts(tiny, CONFIG, tmp_path / "j")
     assert len(journal.rows) == 40
     assert finished(journal, CONFIG) == whole

@@ -31,9 +31,13 @@ class Oracle:
 
     def captured(self, tokens_per_s: float) -> float:
         """Share of the headroom that a policy of this replayed speed takes; negative when it loses."""
-        if self.tokens_per_s <= self.static_tokens_per_s:
-            return float("nan")
-        return (tokens_per_s - self.static_tokens_per_s) / (self.tokens_per_s - self.static_tokens_per_s)
+        part = share(tokens_per_s, self.static_tokens_per_s, self.tokens_per_s)
+        return float("nan") if part is None else part
+
+
+def share(speed: float, static: float, bound: float) -> float | None:
+    """Part of the way from a static tree to the oracle; None where there is no way to go."""
+    return (speed - static) / (bound - static) if bound > static * (1 + 1e-9) else None
 
 
 def oracle(trace: Trace, trees: list[Tree], step_ms: list[float]) -> Oracle:

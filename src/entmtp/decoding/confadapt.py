@@ -34,10 +34,8 @@ class BlockRule:
     def keep(self, confidence: list[float]) -> int:
         if self.threshold is None:
             return len(confidence)
-        kept = 1  # the first prediction is plain decoding's own
-        while kept < len(confidence) and confidence[kept] >= self.threshold:
-            kept += 1
-        return kept if confidence[0] >= self.threshold else 1
+        sure = next((n for n, p in enumerate(confidence) if p < self.threshold), len(confidence))
+        return max(1, sure)  # the first prediction is plain decoding's own
 
 
 class BlockDecoder:
@@ -49,6 +47,11 @@ class BlockDecoder:
         self.target, self.mask_id, self.capacity = target, mask_id, capacity
         self.cache = target.new_cache(capacity)
         self.masks = CausalMasks(target.mask_rows, capacity, target.dtype, target.device)
+
+    @staticmethod
+    def rows(k_max: int) -> int:
+        """Cache rows of a forward: the tokens that the last one committed, and the masks."""
+        return 2 * k_max
 
     def generate(self, prompt: list[int], rule: BlockRule, max_new_tokens: int) -> Generation:
         """Decode one prompt greedily. A step's `accepted` counts the tokens beyond its first, as a tree's does."""
@@ -67,7 +70,7 @@ class BlockDecoder:
         if not prompt:
             raise EntmtpError("the prompt is empty: it must have at least one token")
         self.target.check_room(len(prompt), max_new_tokens)
-        need = Decoder.room(len(prompt), max_new_tokens, 2 * rule.k_max)
+        need = Decoder.room(len(prompt), max_new_tokens, self.rows(rule.k_max))
         if need > self.capacity:
             raise EntmtpError(f"this run needs {need} cache rows, the decoder has {self.capacity}")
         self.cache.reset()

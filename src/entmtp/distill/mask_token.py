@@ -22,7 +22,7 @@ def add_mask_token(model: nn.Module, tokenizer: Any, seed: int) -> int:
     generator = torch.Generator().manual_seed(seed)
     row = others.mean(dim=0) + others.std(dim=0) * torch.randn(others.shape[1], generator=generator)
     with torch.no_grad():
-        for matrix in {id(m): m for m in (model.get_input_embeddings(), model.get_output_embeddings())}.values():
+        for matrix in (model.get_input_embeddings(), model.get_output_embeddings()):
             matrix.weight[mask_id] = row.to(matrix.weight)
     model.config.mtp_mask_id = mask_id
     return mask_id

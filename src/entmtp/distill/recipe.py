@@ -9,14 +9,14 @@ from entmtp.config import DistillConfig
 from entmtp.distill.lora import add_lora, add_mask_row, merge
 from entmtp.distill.mask_token import add_mask_token
 from entmtp.distill.train import SelfDistiller
+from entmtp.target.load import stop_ids
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def distil(
-    base: str | Path, folder: str | Path, checkpoint: Path, rows: list[dict], stop_ids: set[int], config: DistillConfig,
-    device: str,
-) -> list[dict]:  # fmt: skip
+    base: str | Path, folder: str | Path, checkpoint: Path, rows: list[dict], config: DistillConfig, device: str
+) -> list[dict]:
     """Train a student of the model in `base` on `rows` into `folder` (whole or not at all); the training's figures.
 
     An interrupted run resumes from `checkpoint`. The folder's config names `mtp_mask_id` and `mtp_k_max`.
@@ -33,7 +33,8 @@ def distil(
     if config.lora_rank:
         parameters = add_lora(student, config.lora_rank, config.lora_alpha, PROJECTIONS, config.seed)
         parameters.append(add_mask_row(student, mask_id))
-    trainer = SelfDistiller(student, teacher, parameters, mask_id, stop_ids, rows, config, device)
+    stops = stop_ids(teacher, tokenizer)
+    trainer = SelfDistiller(student, teacher, parameters, mask_id, stops, rows, config, device)
     history = trainer.run(checkpoint)
     merge(student)
     student.config.mtp_k_max = config.k_max

@@ -23,37 +23,64 @@ def bench_task(
     A failed prompt fails the job. A prompt that was cut short by an interruption is timed again for all policies, so
     that its policies always ran side by side.
     """
-    journal = Journal(journal_path, fingerprint)
-    names = [arm["policy"] for arm in arms]
-    whole = [p["id"] for p in prompts if {(p["id"], n) for n in names} <= journal.done(_key)]
-    rows = [row for row in journal.rows if row["prompt_id"] in set(whole)]
-    rows = list({_key(row): row for row in rows}.values())  # a prompt timed again keeps its last rows
-    for row in rows:
-        on_row(row)
-    todo = [(number, prompt) for number, prompt in enumerate(prompts) if prompt["id"] not in set(whole)]
-    if todo:
-        warm = replace(decoding, max_new_tokens=min(config.warmup_tokens, decoding.max_new_tokens))
-        for arm in arms:
-            _run(arm, decoders, policies, todo[0][1], warm)
+    by_name = {arm["policy"]: arm for arm in arms}
     tokens, seconds = 0, 0.0
+
+    def run(name: str, prompt: dict, order: int) -> dict:
+        generation = _run(by_name[name], decoders, policies, prompt, decoding)
+        return make_row(task, by_name[name], prompt, generation, decoding.mode, dtype, order)
+
+    def done(row: dict, number: int | None) -> None:
+        nonlocal tokens, seconds
+        on_row(row)
+        if number is None:
+            return
+        tokens += row["new_tokens"]
+        seconds += row["prefill_s"] + row["decode_s"]
+        print(
+            f"bench {task}: prompt {number + 1}/{len(prompts)} ({row['prompt_id']}), {row['policy']}: "
+            f"{row['new_tokens']} tokens, {row['new_tokens'] / (row['prefill_s'] + row['decode_s']):.1f} tokens/s; "
+            f"{tokens / seconds:.1f} tokens/s so far",
+            flush=True,
+        )
+
+    warm = replace(decoding, max_new_tokens=min(config.warmup_tokens, decoding.max_new_tokens))
+    return take_turns(list(by_name), prompts, Journal(journal_path, fingerprint), run,
+                      lambda name, prompt: _run(by_name[name], decoders, policies, prompt, warm), done)  # fmt: skip
+
+
+def take_turns(
+    names: list[str], prompts: list[dict], journal: Journal, run: Callable[[str, dict, int], dict],
+    warm: Callable[[str, dict], object], on_row: Callable[[dict, int | None], None] = lambda row, number: None,
+) -> list[dict]:  # fmt: skip
+    """Rows of `run(name, prompt, order)`, every name (a row's "policy") on every prompt: prompt by prompt in rotated
+    order, after a warm-up of each name.
+
+    Finished rows are journalled. A prompt that was cut short by an interruption is run again for all names, so that
+    they always ran side by side. `on_row(row, number)` hears of every row; number is None for a journalled one.
+    """
+    whole = {p["id"] for p in prompts if {(p["id"], name) for name in names} <= journal.done(_key)}
+    # a prompt run again keeps its last rows
+    rows = list({_key(row): row for row in journal.rows if row["prompt_id"] in whole}.values())
+    for row in rows:
+        on_row(row, None)
+    todo = [(number, prompt) for number, prompt in enumerate(prompts) if prompt["id"] not in whole]
+    for name in names if todo else ():
+        warm(name, todo[0][1])
     for number, prompt in todo:
-        shift = number % len(arms)
-        for order, arm in enumerate(arms[shift:] + arms[:shift]):
-            run = _run(arm, decoders, policies, prompt, decoding)
-            row = make_row(task, arm, prompt, run, decoding.mode, dtype, order)
+        for order, name in enumerate(rotated(names, number)):
+            row = run(name, prompt, order)
             journal.append(row)
             rows.append(row)
-            on_row(row)
-            tokens += row["new_tokens"]
-            seconds += row["prefill_s"] + row["decode_s"]
-            print(
-                f"bench {task}: prompt {number + 1}/{len(prompts)} ({prompt['id']}), {arm['policy']}: "
-                f"{row['new_tokens']} tokens, {row['new_tokens'] / (row['prefill_s'] + row['decode_s']):.1f} tokens/s; "
-                f"{tokens / seconds:.1f} tokens/s so far",
-                flush=True,
-            )
+            on_row(row, number)
     rank = {prompt["id"]: number for number, prompt in enumerate(prompts)}
     return sorted(rows, key=lambda row: (names.index(row["policy"]), rank[row["prompt_id"]]))
+
+
+def rotated(items: list, number: int) -> list:
+    """The items in the order of turn `number`: nobody always goes first."""
+    shift = number % len(items)
+    return items[shift:] + items[:shift]
 
 
 def _key(row: dict) -> tuple[str, str]:

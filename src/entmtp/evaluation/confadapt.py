@@ -1,14 +1,17 @@
 """The second method on the same axes: accuracy against acceleration, for thresholds, static blocks and EntMTP."""
 
 import math
+from collections.abc import Iterable
 
 import pandas as pd
 
 from entmtp.decoding.confadapt import BlockDecoder, BlockRule
 from entmtp.evaluation.answers import correct
-from entmtp.evaluation.stats import ratio_of_totals
+from entmtp.evaluation.bench import take_turns
+from entmtp.evaluation.stats import ratio_interval
 from entmtp.io import Journal
 
+WARMUP = 8  # tokens
 OWN = "k=1"  # the distilled model's own plain decoding: what its blocks are compared with
 
 
@@ -22,24 +25,22 @@ def rules_of(k_max: int, thresholds: list[float], static: list[int]) -> dict[str
 def decode_all(
     decoder: BlockDecoder, rules: dict[str, BlockRule], prompts: list[dict], max_new_tokens: int, journal: Journal
 ) -> list[dict]:
-    """A row per rule and prompt, all rules side by side in rotated order after a warm-up; finished prompts are kept."""
-    done = {row["prompt_id"] for row in journal.rows if row["last"]}
-    kept = {(row["prompt_id"], row["policy"]): row for row in journal.rows if row["prompt_id"] in done}  # the newest
-    rows, names = list(kept.values()), list(rules)
-    todo = [(number, prompt) for number, prompt in enumerate(prompts) if prompt["id"] not in done]
-    for rule in rules.values() if todo else ():
-        decoder.generate(todo[0][1]["token_ids"], rule, min(8, max_new_tokens))
-    for number, prompt in todo:
-        shift = number % len(names)
-        for order, name in enumerate(names[shift:] + names[:shift]):
-            run = decoder.generate(prompt["token_ids"], rules[name], max_new_tokens)
-            row = {"prompt_id": prompt["id"], "policy": name, "tokens": run.tokens, "forwards": len(run.steps),
-                   "seconds": run.prefill_seconds + run.decode_seconds, "last": order == len(names) - 1}  # fmt: skip
-            journal.append(row)
-            rows.append(row)
-        print(f"confadapt: prompt {number + 1}/{len(prompts)} ({prompt['id']}), {row['forwards']} forwards for "
-              f"{len(row['tokens'])} tokens under {name}", flush=True)  # fmt: skip
-    return rows
+    """A row per rule and prompt, all rules side by side; see `take_turns`."""
+
+    def run(name: str, prompt: dict, order: int) -> dict:
+        made = decoder.generate(prompt["token_ids"], rules[name], max_new_tokens)
+        return {"prompt_id": prompt["id"], "policy": name, "tokens": made.tokens, "forwards": len(made.steps),
+                "seconds": made.prefill_seconds + made.decode_seconds}  # fmt: skip
+
+    def warm(name: str, prompt: dict) -> None:
+        decoder.generate(prompt["token_ids"], rules[name], min(WARMUP, max_new_tokens))
+
+    def done(row: dict, number: int | None) -> None:
+        if number is not None:
+            print(f"confadapt: prompt {number + 1}/{len(prompts)} ({row['prompt_id']}), {row['policy']}: "
+                  f"{len(row['tokens'])} tokens in {row['forwards']} forwards", flush=True)  # fmt: skip
+
+    return take_turns(list(rules), prompts, journal, run, warm, done)
 
 
 def judged(
@@ -47,28 +48,33 @@ def judged(
 ) -> list[dict]:
     """A row per rule: accuracy with its standard error, tokens a forward, tokens/s, ratio to the model's own k = 1,
     perplexity under the original model (`nll`, as of `policy_nll`), and how many texts equal the k = 1 ones."""
-    frame, answers = pd.DataFrame(rows), {prompt["id"]: prompt["answer"] for prompt in prompts}
+    frame = pd.DataFrame(rows)
     own = frame[frame["policy"] == OWN].set_index("prompt_id")
     made = []
     for name, group in frame.groupby("policy", sort=False):
         group = group.set_index("prompt_id").loc[own.index]
         tokens, forwards = group["tokens"].map(len).to_numpy(), group["forwards"].to_numpy()
-        right = [correct(scoring, tokenizer.decode(list(text), skip_special_tokens=True), answers[prompt_id])
-                 for prompt_id, text in group["tokens"].items()]  # fmt: skip
-        ratio = ratio_of_totals(tokens, group["seconds"], own["tokens"].map(len), own["seconds"], bootstrap, seed)
+        over = ratio_interval(tokens, group["seconds"], own["tokens"].map(len), own["seconds"], bootstrap, seed)
         made.append(
             {
                 "method": name,
                 "prompts": len(group),
-                **accuracy(right),
+                **accuracy(right_answers(group["tokens"].items(), prompts, tokenizer, scoring)),
                 "tokens_per_forward": float(tokens.sum() / forwards.sum()),
                 "tokens_per_s": float(tokens.sum() / group["seconds"].sum()),
-                "over_plain": dict(zip(("ratio", "low", "high"), ratio, strict=True)),
+                "over_plain": over,
                 "ppl": math.exp(nll[name]["nll"] / nll[name]["tokens"]),
                 "same_text": float((group["tokens"].map(list) == own["tokens"].map(list)).mean()),
             }
         )
     return made
+
+
+def right_answers(texts: Iterable[tuple], prompts: list[dict], tokenizer, scoring: str) -> list[bool]:
+    """Whether each (prompt id, tokens) gives its prompt's answer."""
+    answers = {prompt["id"]: prompt["answer"] for prompt in prompts}
+    return [correct(scoring, tokenizer.decode(list(tokens), skip_special_tokens=True), answers[prompt_id])
+            for prompt_id, tokens in texts]  # fmt: skip
 
 
 def accuracy(right: list[bool]) -> dict[str, float]:
@@ -79,16 +85,15 @@ def accuracy(right: list[bool]) -> dict[str, float]:
 
 def entmtp_rows(bench: pd.DataFrame, summary: list[dict], prompts: list[dict], tokenizer, scoring: str) -> list[dict]:
     """The run's lossless policies in the same shape; plain decoding of the original model is among them."""
-    answers, made = {prompt["id"]: prompt["answer"] for prompt in prompts}, []
+    made = []
     for row in summary:
         own = bench[bench["policy"] == row["policy"]]
-        right = [correct(scoring, tokenizer.decode(list(text), skip_special_tokens=True), answers[prompt_id])
-                 for prompt_id, text in zip(own["prompt_id"], own["tokens"], strict=True)]  # fmt: skip
+        texts = zip(own["prompt_id"], own["tokens"], strict=True)
         made.append(
             {
                 "method": row["policy"],
                 "prompts": row["prompts"],
-                **accuracy(right),
+                **accuracy(right_answers(texts, prompts, tokenizer, scoring)),
                 "tokens_per_forward": row["accept_length"],
                 "tokens_per_s": row["tokens_per_s"],
                 "over_plain": row["over_ar"],

@@ -1,6 +1,6 @@
 """The table of the second method: our rows, and the paper's beside them."""
 
-from entmtp.science.report import table
+from entmtp.evaluation.tables import markdown_table
 
 # arXiv 2602.06019 as quoted in the project's facts: GSM8K; accuracy and tokens a forward
 PAPER = [
@@ -38,4 +38,4 @@ def markdown(rows: list[dict]) -> str:
         "verified. ConfAdapt and static blocks are lossy. Perplexity is the original model's. *same text*: as plain "
         "decoding of the model that wrote it.\n"
     )
-    return table(heads, [*ours, *theirs], names=2) + "\n" + note
+    return markdown_table(heads, [*ours, *theirs]) + "\n" + note

@@ -5,9 +5,7 @@ from matplotlib.figure import Figure
 
 from entmtp.config import PlotConfig
 from entmtp.evaluation.figures import GREY, MARKERS, panels, styled
-from entmtp.science.headroom import plain_clock
-
-REFERENCES = ("ar", "entmtp_star")
+from entmtp.science.headroom import REFERENCES, plain_clock
 
 
 def headroom(rows: list[dict], plot: PlotConfig) -> Figure:

@@ -61,6 +61,14 @@ def ratio_of_totals(
     return (float(ratio(*totals)), *_interval(resampled))
 
 
+def ratio_interval(
+    tokens_a: ArrayLike, seconds_a: ArrayLike, tokens_b: ArrayLike, seconds_b: ArrayLike, resamples: int, seed: int
+) -> dict[str, float]:
+    """`ratio_of_totals` as records hold it: {"ratio", "low", "high"}."""
+    values = ratio_of_totals(tokens_a, seconds_a, tokens_b, seconds_b, resamples, seed)
+    return dict(zip(("ratio", "low", "high"), values, strict=True))
+
+
 def total_over_total(
     numerator: ArrayLike, denominator: ArrayLike, resamples: int, seed: int
 ) -> tuple[float, float, float]:

@@ -10,7 +10,7 @@ import pandas as pd
 from entmtp.config import BenchConfig
 from entmtp.errors import EntmtpError
 from entmtp.evaluation.schema import check_schema
-from entmtp.evaluation.stats import ratio_of_totals, total_over_total
+from entmtp.evaluation.stats import ratio_interval, total_over_total
 from entmtp.io import write_json
 
 REFERENCES = {"over_ar": "ar", "over_hydra": "hydra", "over_medusa": "medusa"}
@@ -35,7 +35,7 @@ def summarise(
     """
     rows = []
     for task, of_task in bench.groupby("task", sort=False):
-        frames = {policy: _of_policy(of_task, task, policy) for policy in policy_order}
+        frames = {policy: rows_of_policy(of_task, task, policy) for policy in policy_order}
         for policy, frame in frames.items():
             row = {"task": task, "policy": policy, **_counts(frame, bench_config.bootstrap, seed)}
             for key, reference in REFERENCES.items():
@@ -48,7 +48,7 @@ def summarise(
     return rows
 
 
-def _of_policy(frame: pd.DataFrame, task: str, policy: str) -> pd.DataFrame:
+def rows_of_policy(frame: pd.DataFrame, task: str, policy: str) -> pd.DataFrame:
     """Rows of one task × policy, one a prompt, in prompt order."""
     rows = frame[frame["policy"] == policy].sort_values("prompt_id").reset_index(drop=True)
     if rows.empty:
@@ -99,10 +99,9 @@ def _over(frame: pd.DataFrame, reference: pd.DataFrame, resamples: int, seed: in
         raise EntmtpError(
             f"bench of {frame['task'][0]}: '{frame['policy'][0]}' and '{reference['policy'][0]}' ran on other prompts"
         )
-    values = ratio_of_totals(
+    return ratio_interval(
         frame["new_tokens"], _seconds(frame), reference["new_tokens"], _seconds(reference), resamples, seed
     )
-    return dict(zip(("ratio", "low", "high"), values))
 
 
 def _verdict(lossless: dict[str, dict], task: str, policy: str) -> str:

@@ -36,6 +36,13 @@ _LATEX = {
 }
 
 
+def markdown_table(heads: list[str], rows: list[list[str]], names: int = 2) -> str:
+    """A Markdown table whose first `names` columns are names, the rest figures."""
+    rule = ["---" if i < names else "---:" for i in range(len(heads))]
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in (heads, *rows)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (escaped[0], rule, *escaped[1:])) + "\n"
+
+
 @dataclass(frozen=True)
 class Table:
     """`data` holds numbers for the CSV; `shown` the same rows as text, its columns are the headings."""
@@ -46,13 +53,7 @@ class Table:
     shown: pd.DataFrame
 
     def markdown(self) -> str:
-        def line(cells: list[str]) -> str:
-            return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-        heads = list(self.shown.columns)
-        # the first two columns are names, the rest figures
-        rule = "| " + " | ".join("---" if i < 2 else "---:" for i in range(len(heads))) + " |"
-        return "\n".join([line(heads), rule, *(line(list(row)) for row in self.shown.itertuples(index=False))]) + "\n"
+        return markdown_table(list(self.shown.columns), [list(row) for row in self.shown.itertuples(index=False)])
 
     def latex(self) -> str:
         """A table environment for `\\usepackage{booktabs}`."""

@@ -53,6 +53,11 @@ class Sequence:
     chooser: Chooser | None = None
     draw: Draw | None = None
 
+    def token(self, place: int) -> int:
+        """Of the prompt and the text after it."""
+        n = len(self.prompt)
+        return self.prompt[place] if place < n else self.tokens[place - n]
+
 
 class BatchDecoder:
     """Decodes `batch` sequences at once with a fused Llama-family target (one row a sequence)."""
@@ -110,7 +115,7 @@ class BatchDecoder:
 
     def _step(self, active: list[int]) -> Iterator[Sequence]:
         """Run the next token of every active slot, and choose one more for those whose prompt is through."""
-        fed = [(self.slots[slot].prompt + self.slots[slot].tokens)[self.lengths[slot]] for slot in active]
+        fed = [self.slots[slot].token(self.lengths[slot]) for slot in active]
         hidden = self._hidden(active, fed)
         ready = []
         for row, slot in enumerate(active):

@@ -13,7 +13,9 @@ from pathlib import Path
 
 from entmtp.config import Config, compose, to_plain
 from entmtp.errors import EntmtpError
-from entmtp.evaluation.stats import ratio_of_totals
+from entmtp.evaluation.bench import rotated
+from entmtp.evaluation.stats import ratio_interval
+from entmtp.evaluation.tables import markdown_table
 from entmtp.io import read_json, write_json, write_text
 from entmtp.peers.worker import PEERS
 
@@ -65,8 +67,7 @@ def measure(peers: list[Peer], prompts: dict[str, list[list[int]]], max_new_toke
     rows = []
     for task, own in prompts.items():
         for number, prompt in enumerate(own):
-            shift = number % len(peers)
-            for peer in peers[shift:] + peers[:shift]:
+            for peer in rotated(peers, number):
                 run = peer.generate(task, prompt, max_new_tokens)
                 rows.append({"peer": peer.name, "task": task, "prompt": number, **run})
                 print(f"peers {task}: prompt {number + 1}/{len(own)}, {peer.name}: "
@@ -92,8 +93,7 @@ def compare(rows: list[dict], dtype: str, resamples: int, seed: int) -> list[dic
             row = {"peer": name, "dtype": dtype, "task": task, "prompts": len(own),
                    "tokens_per_s": sum(totals(name)[0]) / sum(totals(name)[1])}  # fmt: skip
             for key, ours in (("best_over", BEST), ("plain_over", PLAIN)):
-                ratio = ratio_of_totals(*totals(ours), *totals(name), resamples, seed)
-                row[key] = dict(zip(("ratio", "low", "high"), ratio, strict=True))
+                row[key] = ratio_interval(*totals(ours), *totals(name), resamples, seed)
             same = [a["tokens"] == b["tokens"] for a, b in zip(own, by_peer[PLAIN], strict=True)]
             made.append({**row, "same_text": sum(same) / len(same)})
     return made
@@ -104,14 +104,14 @@ def markdown(rows: list[dict], absent: dict[str, str], provenance: dict) -> str:
         return f"{value['ratio']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
 
     machine = f"{provenance['cpu']}, {provenance['threads']} threads, torch {provenance['packages']['torch']}"
-    lines = [f"# Peers: {machine}", "",
-             "| task | dtype | peer | tokens/s | our best over it | our plain over it | same text as our plain |",
-             "| --- | --- | --- | ---: | ---: | ---: | ---: |"]  # fmt: skip
-    lines += [f"| {row['task']} | {row['dtype']} | {row['peer']} | {row['tokens_per_s']:.1f} | "
-              f"{interval(row['best_over'])} | {interval(row['plain_over'])} | {100 * row['same_text']:.0f}% |"
-              for row in rows]  # fmt: skip
-    lines += ["", *(f"Not measured: {name} ({why})." for name, why in absent.items())]
-    return "\n".join(lines) + "\n"
+    table = markdown_table(
+        ["task", "dtype", "peer", "tokens/s", "our best over it", "our plain over it", "same text as our plain"],
+        [[row["task"], row["dtype"], row["peer"], f"{row['tokens_per_s']:.1f}", interval(row["best_over"]),
+          interval(row["plain_over"]), f"{100 * row['same_text']:.0f}%"] for row in rows],
+        names=3,
+    )  # fmt: skip
+    notes = "".join(f"Not measured: {name} ({why}).\n" for name, why in absent.items())
+    return f"# Peers: {machine}\n\n{table}\n{notes}"
 
 
 def prepare(config: Config, overrides: list[str]) -> tuple[dict, dict[str, list[list[int]]]]:

@@ -51,7 +51,7 @@ def best(setting: dict) -> Generate:
 def transformers_generate(setting: dict, attention: str, **options) -> Generate:
     """transformers' `generate`, greedy."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     from entmtp.target.load import DTYPES
 
@@ -59,13 +59,12 @@ def transformers_generate(setting: dict, attention: str, **options) -> Generate:
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=DTYPES[setting["dtype"]], attn_implementation=attention, trust_remote_code=False
     ).eval()
-    pad = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).pad_token_id or 0
 
     @torch.inference_mode()
     def generate(task: str, prompt: list[int], budget: int) -> list[int]:
         ids = torch.tensor([prompt])
         made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=budget, do_sample=False,
-                              pad_token_id=pad, **options)  # fmt: skip
+                              pad_token_id=0, **options)  # fmt: skip
         return made[0, len(prompt) :].tolist()
 
     return generate

@@ -4,15 +4,17 @@ import numpy as np
 import pandas as pd
 
 from entmtp.calibration.latency_table import LatencyTable
-from entmtp.calibration.oracle import Oracle, oracle
+from entmtp.calibration.oracle import Oracle, oracle, share
 from entmtp.calibration.replay import Trace
 from entmtp.errors import EntmtpError
-from entmtp.evaluation.stats import ratio_of_totals
+from entmtp.evaluation.stats import ratio_interval
+from entmtp.evaluation.summary import rows_of_policy
 from entmtp.policy.fit import replayed_speed, step_times
 from entmtp.tree.bank import Bank
 from entmtp.tree.topology import Tree
 
 STAR = "entmtp_star"
+REFERENCES = ("ar", STAR)  # what others are compared with
 
 
 def bounds(bank: Bank, frontier: list[Tree], trace: Trace, latency: LatencyTable) -> dict[str, Oracle]:
@@ -42,21 +44,21 @@ def headroom_rows(
         raise EntmtpError(f"scheduling needs the policy {STAR} among the run's policies")
     bound = bounds(bank, frontier, trace, latency)
     static = replayed_speed(fitted[STAR], bank, trace, latency)
-    reference = _timed(bench, STAR)
+    reference = rows_of_policy(bench, task, STAR)
     rows = []
     for name, policy in fitted.items():
-        own = _timed(bench, name)
+        own = rows_of_policy(bench, task, name)
         speed = replayed_speed(policy, bank, trace, latency)
         steps = int(own["step_accepted"].map(len).sum())
-        ratio = ratio_of_totals(own["new_tokens"], own["decode_s"], reference["new_tokens"], reference["decode_s"],
-                                options["bootstrap"], options["seed"])  # fmt: skip
+        over = ratio_interval(own["new_tokens"], own["decode_s"], reference["new_tokens"], reference["decode_s"],
+                              options["bootstrap"], options["seed"])  # fmt: skip
         rows.append(
             {
                 "task": task,
                 "policy": name,
                 "live_tokens_per_s": float((own["new_tokens"] - 1).sum() / own["decode_s"].sum()),
                 "replayed_tokens_per_s": speed,
-                "over_static": dict(zip(("ratio", "low", "high"), ratio, strict=True)),
+                "over_static": over,
                 "replayed_over_static": speed / static,
                 "captured": share(speed, static, bound["bank"].tokens_per_s),
                 "oracle_headroom": bound["bank"].tokens_per_s / static - 1,
@@ -65,18 +67,6 @@ def headroom_rows(
                 "switch_ms": 1000 * float(own["switch_s"].sum()) / steps,
             }
         )
-    return rows
-
-
-def share(speed: float, static: float, bound: float) -> float | None:
-    """Part of the way from the static optimum to the oracle; None where there is no way to go."""
-    return (speed - static) / (bound - static) if bound > static * (1 + 1e-9) else None
-
-
-def _timed(bench: pd.DataFrame, policy: str) -> pd.DataFrame:
-    rows = bench[bench["policy"] == policy].sort_values("prompt_id").reset_index(drop=True)
-    if rows.empty:
-        raise EntmtpError(f"the bench has no rows of policy {policy}")
     return rows
 
 

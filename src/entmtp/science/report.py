@@ -3,7 +3,8 @@
 import numpy as np
 
 from entmtp.evaluation.stats import geometric_mean
-from entmtp.science.headroom import STAR, prediction_errors
+from entmtp.evaluation.tables import markdown_table
+from entmtp.science.headroom import REFERENCES, prediction_errors
 
 
 def combine(parts: list[dict], transfer: list[dict], forwards: list[dict], provenance: dict) -> dict:
@@ -52,12 +53,6 @@ def markdown(record: dict) -> str:
     return "\n".join(parts)
 
 
-def table(heads: list[str], rows: list[list[str]], names: int = 1) -> str:
-    """A Markdown table whose first `names` columns are names."""
-    rule = ["---" if i < names else "---:" for i in range(len(heads))]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [heads, rule, *rows]) + "\n"
-
-
 def percent(value: float) -> str:
     return f"{100 * value:+.1f}%"
 
@@ -75,17 +70,17 @@ def _policies(record: dict) -> str:
             f"{row['scheduler_ms']:.2f}",
         ]
         for row in record["rows"]
-        if row["policy"] not in (STAR, "ar")
+        if row["policy"] not in REFERENCES
     ]
     heads = ["task", "policy", "live", "replayed", "bank's oracle", "captured", "scheduler ms"]
     means = [[f"`{name}`", percent(mean["live"] - 1), percent(mean["worst"] - 1), percent(mean["replayed"] - 1)]
-             for name, mean in record["geometric_mean_over_static"].items() if name not in (STAR, "ar")]  # fmt: skip
-    all_tasks = table(["policy", "live, geometric mean", "worst task", "replayed, geometric mean"], means)
-    return table(heads, rows, names=2) + "\n" + all_tasks
+             for name, mean in record["geometric_mean_over_static"].items() if name not in REFERENCES]  # fmt: skip
+    heads_of_means = ["policy", "live, geometric mean", "worst task", "replayed, geometric mean"]
+    return markdown_table(heads, rows) + "\n" + markdown_table(heads_of_means, means, names=1)
 
 
 def _banks(rows: list[dict]) -> str:
-    return table(
+    return markdown_table(
         ["task", "bank", "nodes", "calibration", "test", "oracle on test"],
         [[row["task"], row["bank"], " ".join(map(str, row["nodes"])), percent(row["calib_over_static"]),
           percent(row["test_over_static"]), percent(row["oracle_over_static"])] for row in rows],
@@ -108,25 +103,25 @@ def _signals(rows: list[dict]) -> str:
 
     ordered = sorted(names, key=lambda name: -information(name))
     heads = ["signal", *(f"{task} (r / MI / AUC)" for task in tasks)]
-    return table(heads, [[name, *(cell(task, name) for task in tasks)] for name in ordered])
+    return markdown_table(heads, [[name, *(cell(task, name) for task in tasks)] for name in ordered], names=1)
 
 
 def _transfer(rows: list[dict]) -> str:
     tasks = list(dict.fromkeys(row["used_on"] for row in rows))
     found = {(row["policy"], row["fitted_on"], row["used_on"]): row["over_own_static"] for row in rows}
     keys = dict.fromkeys((row["policy"], row["fitted_on"]) for row in rows)
-    return table(
+    return markdown_table(
         ["policy", "fitted on", *tasks],
         [[f"`{name}`", fitted, *(percent(found[name, fitted, used] - 1) for used in tasks)]
          for name, fitted in sorted(keys)],
-        names=2,
     )  # fmt: skip
 
 
 def _forwards(rows: list[dict]) -> str:
-    return table(
+    return markdown_table(
         ["task", "the paper's procedure", "here", "ratio"],
         [[row["task"], f"{row['paper']:,}", f"{row['here']:,}", f"{row['paper'] / row['here']:,.0f}"] for row in rows],
+        names=1,
     )
 
 

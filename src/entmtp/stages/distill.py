@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from entmtp.config import ConfAdaptConfig, DecodingConfig, DistillConfig, PlotConfig, TargetConfig, from_plain
+from entmtp.config import ConfAdaptConfig, DecodingConfig, DistillConfig, PlotConfig, from_plain
 from entmtp.errors import EntmtpError
 from entmtp.evaluation.schema import check_schema
 from entmtp.io import Journal, read_json, read_parquet, sha256_file, sha256_json, write_json, write_parquet, write_text
@@ -12,24 +12,19 @@ from entmtp.stages.common import open_block
 
 def distill(inp, out, params) -> None:
     """A multi-token model from the target and its own calibration texts."""
-    import hashlib
-
     from entmtp.distill.recipe import distil
     from entmtp.tasks import read_prompts
 
-    config, (base, _) = from_plain(DistillConfig, params["distill"]), open_block({**params, "dtype": "float32"})
-    rows = []
+    config, rows = from_plain(DistillConfig, params["distill"]), []
     for texts, prompts in zip(inp.texts, inp.prompts, strict=True):
         asked = {row["id"]: row["token_ids"] for row in read_prompts(prompts, "calib")}
         for row in read_parquet(texts).to_dict("records"):
-            key = hashlib.sha256(f"{config.seed}/{row['prompt_id']}".encode()).hexdigest()[:16]
+            key = sha256_json([config.seed, row["prompt_id"]])[:16]
             rows.append({"key": key, "prompt_ids": asked[row["prompt_id"]], "tokens": list(map(int, row["tokens"]))})
     rows = sorted(rows, key=lambda row: row["key"])[: config.texts]
-    stop_ids, folder = base.stop_ids, Path(out.model).parent
-    source = Path(inp.target).parent
-    del base  # two float32 copies are enough
+    folder = Path(out.model).parent
     checkpoint = folder.with_name(f"{folder.name}.checkpoint.pt")
-    history = distil(source, folder, checkpoint, rows, stop_ids, config, params["device"])
+    history = distil(Path(inp.target).parent, folder, checkpoint, rows, config, params["device"])
     made = provenance({"device": params["device"], "dtype": config.dtype})
     write_json(out.history, {"distill": params["distill"], "texts": len(rows), "curve": history, "provenance": made})
     checkpoint.unlink(missing_ok=True)
@@ -38,19 +33,16 @@ def distill(inp, out, params) -> None:
 def confadapt(inp, out, params) -> None:
     """Timed block decoding of one task's test prompts under every rule."""
     from entmtp.decoding.confadapt import BlockDecoder
-    from entmtp.decoding.engine import Decoder
     from entmtp.evaluation.confadapt import decode_all, rules_of
-    from entmtp.target.load import load_target
+    from entmtp.session import capacity_for
     from entmtp.tasks import read_prompts
 
     config, decoding = from_plain(ConfAdaptConfig, params["confadapt"]), from_plain(DecodingConfig, params["decoding"])
-    tests = read_prompts(inp.prompts, "test")
-    folder = Path(inp.model).parent
-    block = from_plain(TargetConfig, {**params["target"], "source": "folder", "path": str(folder)})
-    target = load_target(block, folder, params["dtype"], params["device"])
-    rules = rules_of(config.k_max, list(config.thresholds), list(config.static))
+    tests, folder = read_prompts(inp.prompts, "test"), str(Path(inp.model).parent)
+    target, _ = open_block({**params, "target": {**params["target"], "source": "folder", "path": folder}})
+    rules = rules_of(config.k_max, config.thresholds, config.static)
     most = max(rule.k_max for rule in rules.values())
-    capacity = Decoder.room(max(len(row["token_ids"]) for row in tests), decoding.max_new_tokens, 2 * most)
+    capacity = capacity_for(tests, decoding.max_new_tokens, BlockDecoder.rows(most))
     decoder = BlockDecoder(target, target.config.mtp_mask_id, capacity)
     identity = sha256_json(
         [[sha256_file(path) for path in inp], params["confadapt"], params["decoding"], params["dtype"]]

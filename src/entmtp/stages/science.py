@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from entmtp.errors import EntmtpError
 from entmtp.evaluation.schema import check_schema
 from entmtp.io import read_json, read_parquet, write_json, write_text
 from entmtp.provenance import provenance
@@ -64,8 +63,6 @@ def scheduling(inp, out, params) -> None:
         names = [name for name in params["policies"] if (folder / f"{name}.json").is_file()]
         fitted = {name: read_json(folder / f"{name}.json") for name in names}
         moving = {name: value for name, value in fitted.items() if value["trees"] or value["growing"]}
-        if STAR not in moving:
-            raise EntmtpError(f"scheduling needs the policy {STAR} among the run's policies")
         tasks[part["task"]] = Fitted(Bank.load(inp.banks[number]), moving, trace)
     record = combine(parts, transfer_rows(tasks, latency, STAR), [part["forwards"] for part in parts],
                      provenance(params["block"]))  # fmt: skip

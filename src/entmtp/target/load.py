@@ -112,7 +112,7 @@ def wrap_model(model, tokenizer, forward: str, dtype: str, device: str, fingerpr
     return Target(
         model=kind(model, DTYPES[dtype], device),
         tokenizer=tokenizer,
-        stop_ids=_stop_ids(model, tokenizer),
+        stop_ids=stop_ids(model, tokenizer),
         vocab_size=model.get_output_embeddings().weight.shape[0],
         hidden_size=config.hidden_size,
         max_positions=_max_positions(config),
@@ -138,7 +138,7 @@ def _max_positions(config) -> int:
     return min(config.max_position_embeddings, window) if window and active else config.max_position_embeddings
 
 
-def _stop_ids(model, tokenizer) -> set[int]:
+def stop_ids(model, tokenizer) -> set[int]:
     """All stop ids that model, generation config and tokenizer name."""
     found: set[int] = set()
     for value in (model.config.eos_token_id, model.generation_config.eos_token_id, tokenizer.eos_token_id):
