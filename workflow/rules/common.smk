@@ -45,6 +45,8 @@ CALIBRATED = sorted({p.heads for p in POLICY_CFG.values() if p.heads and p.kind 
 USED = sorted({p.heads for p in POLICY_CFG.values() if p.heads})
 # kinds of heads whose policies grow trees
 GROWN = sorted({p.heads for p in POLICY_CFG.values() if p.kind in GROWING})
+# whose policies `snakemake scheduling` judges
+JUDGED_KIND = CFG.heads.name
 FIGURES = [
     "speedup",
     "throughput_tree_size",
@@ -118,6 +120,16 @@ def policy_inputs(wildcards):
         "traces": f"{RUN}/traces/{wildcards.heads}/{wildcards.task}.calib.parquet",
         "latency": f"{RUN}/latency/{wildcards.heads}.json",
     }
+
+
+def judged_growth(tasks):
+    """Expansions of the tasks' test texts, where policies of the judged heads grow trees."""
+    return [f"{RUN}/traces/{JUDGED_KIND}/{task}.test.growth.npz" for task in tasks if JUDGED_KIND in GROWN]
+
+
+def second_method():
+    """Products of self-distillation and ConfAdapt, where the experiment asks for them."""
+    return [f"{RUN}/confadapt.json"] if CFG.confadapt.enabled else []
 
 
 def per_task(pattern):

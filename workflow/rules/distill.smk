@@ -2,11 +2,6 @@
 SECOND = f"{RUN}/confadapt"
 
 
-def second_method():
-    """Its products, where the experiment asks for it."""
-    return [f"{RUN}/confadapt.json"] if CFG.confadapt.enabled else []
-
-
 rule distill:
     input:
         target=MODEL,

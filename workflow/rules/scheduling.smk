@@ -1,11 +1,6 @@
 # `snakemake scheduling`: what the run's schedulers gained and what there was to gain, by replay of a finished run
 SCIENCE = f"{RUN}/scheduling"
-JUDGED_KIND = CFG.heads.name
 JUDGED_POLICIES = [name for name, policy in POLICY_CFG.items() if policy.heads in (None, JUDGED_KIND)]
-
-
-def judged_growth(split, tasks):
-    return [f"{RUN}/traces/{JUDGED_KIND}/{task}.{split}.growth.npz" for task in tasks if JUDGED_KIND in GROWN]
 
 
 rule scheduling:
@@ -14,7 +9,7 @@ rule scheduling:
         latency=f"{RUN}/latency/{JUDGED_KIND}.json",
         banks=expand(f"{RUN}/trees/{JUDGED_KIND}/{{task}}/bank.json", task=TASKS),
         test=expand(f"{RUN}/traces/{JUDGED_KIND}/{{task}}.test.parquet", task=TASKS),
-        growth=judged_growth("test", TASKS),
+        growth=judged_growth(TASKS),
     output:
         record=f"{RUN}/scheduling.json",
         markdown=f"{SCIENCE}/scheduling.md",
@@ -38,7 +33,7 @@ rule scheduling_task:
     input:
         calib=f"{RUN}/traces/{JUDGED_KIND}/{{task}}.calib.parquet",
         test=f"{RUN}/traces/{JUDGED_KIND}/{{task}}.test.parquet",
-        growth=lambda wildcards: judged_growth("test", [wildcards.task]),
+        growth=lambda wildcards: judged_growth([wildcards.task]),
         recalibrated=f"{RUN}/trees/{JUDGED_KIND}/{{task}}/recalibrated.json",
         latency=f"{RUN}/latency/{JUDGED_KIND}.json",
         bank=f"{RUN}/trees/{JUDGED_KIND}/{{task}}/bank.json",
