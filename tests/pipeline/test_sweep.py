@@ -124,7 +124,7 @@ def test_live_engine_measures(world):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-m", "task=sharegpt,nope"], "unknown task 'nope': choose one of arena_creative, file, gsm8k"),
+        (["-m", "task=sharegpt,nope"], "unknown task 'nope': choose one of arena_creative, arithmetic, "),
         (["task=sharegpt", "policy.tau_onn=1"], "config: Could not override 'policy.tau_onn'"),
         (["-m", "task=gsm8k", "policy.tau_on=0.2,0.3"], "the pipeline has not made it for task 'gsm8k'"),
         (["task=sharegpt", "sweep.split=test"], "run `snakemake --cores all --config experiment=smoke` first"),
