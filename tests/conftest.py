@@ -217,7 +217,6 @@ class Traced:
 
     def live(self, policy) -> list:
         """One Generation a prompt."""
-        self.drafter.reserve(self.decoder.capacity)  # drafters are shared: another test's decoder may have less room
         return [
             self.decoder.generate(prompt["token_ids"], policy, self.decoding, prompt["id"]) for prompt in self.prompts
         ]
@@ -237,6 +236,8 @@ def traced(tiny, drafters, prompts):
                 tokens = [token for text in make(arch, mode).texts.values() for token in text[8:20]]
                 target = replace(tiny, stop_ids={max(set(tokens), key=tokens.count)})
             known[key] = Traced(target, drafters[arch], prompts, decoding)
-        return known[key]
+        case = known[key]
+        case.drafter.reserve(case.decoder.capacity)  # drafters are shared: another test's decoder may have less room
+        return case
 
     return make

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from statistics import median
 
+import torch
+
 
 def median_ms(
     run: Callable[[], object], repeats: int, warmup: int = 3, before: Callable[[], object] = lambda: None
@@ -16,3 +18,14 @@ def median_ms(
         run()
         times.append(time.perf_counter() - start)
     return 1000 * median(times[warmup:])
+
+
+def cold_ms(run: Callable[[], object], repeats: int, before: Callable[[], object] = lambda: None) -> float:
+    """`median_ms` of calls that each come after reading far more memory than a cache holds, as in a decoding step."""
+    flush = torch.ones(16_000_000)
+
+    def others() -> None:
+        flush.sum()
+        before()
+
+    return median_ms(run, repeats, warmup=2, before=others)

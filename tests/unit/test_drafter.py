@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from entmtp.errors import EntmtpError
+from entmtp.heads.children import best_children
 from entmtp.heads.drafter import make_drafter, top1_prob
 from entmtp.tree.compiled import CompiledTree
 from entmtp.tree.topology import Tree
@@ -122,3 +123,22 @@ def test_bfloat16_drafter_follows_the_targets_dtype(tiny_bf16, tiny_heads, trees
     logits = straight_logits(tiny_bf16, copy.deepcopy(tiny_heads[arch]).bfloat16(), state, [ROOT]).float()
     best = logits[drafter.token_map == tokens[1]]
     assert float(logits.max() - best) < 0.1 * float(logits.max() - logits.min())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "size", "count"), [(1, 8192, 10), (3, 777, 8), (2, 64, 64), (4, 65, 1)])
+def test_best_children_are_the_topk_of_the_softmax(dtype, rows, size, count):
+    generator = torch.Generator().manual_seed(size)
+    logits = (4 * torch.randn(rows, size, generator=generator)).to(dtype)
+    ids, probability = best_children(logits, count)
+    softmax = logits.double().softmax(dim=-1)
+    expected = softmax.topk(count, dim=-1).values
+    torch.testing.assert_close(probability.double(), expected, rtol=2e-5, atol=1e-12)
+    torch.testing.assert_close(softmax.gather(1, ids), expected)  # ties may be told apart by their place only
+    assert all(len(set(row)) == count for row in ids.tolist())
+
+
+def test_of_equal_children_the_lower_id_comes_first():
+    logits = torch.zeros(2, 300)
+    logits[1, [250, 70, 71]] = 1.0
+    assert best_children(logits, 4)[0].tolist() == [[0, 1, 2, 3], [70, 71, 250, 0]]

@@ -12,7 +12,6 @@ from entmtp.calibration.growth import (
     join,
     load_growth,
     replay_growth,
-    rows_per_depth,
     save_growth,
 )
 from entmtp.calibration.growth_traces import trace_growth
@@ -20,10 +19,11 @@ from entmtp.calibration.kernels import walk_cost
 from entmtp.calibration.replay import replay_policy
 from entmtp.errors import EntmtpError
 from entmtp.evaluation.checks import replay_verdict
-from entmtp.heads.grow import grow
-from entmtp.policy.growing import Calibration, GrowingPolicy
+from entmtp.heads import kernels
+from entmtp.heads.grow import Nursery, grow
+from entmtp.policy.growing import Calibration, GrowingPolicy, rows_per_depth
 from entmtp.tree.compiled import CompiledTree
-from entmtp.tree.grown import Candidates, GrownTree, MaskPool
+from entmtp.tree.grown import GrownTree
 from entmtp.tree.topology import Tree
 
 BEAM, CHILDREN, DEPTH = 3, 4, 4
@@ -64,17 +64,17 @@ def test_replayed_growth_is_live_growth(traced, arch):
         parts.append(trace_growth(case.drafter, states, case.texts[prompt["id"]], BEAM, CHILDREN, chunk=7))
     trace = join(parts, BEAM, CHILDREN)
     assert trace.probability.shape == (len(case.trace.ranks), columns(BEAM, CHILDREN, DEPTH))
-    masks = MaskPool(8, 1, 160, torch.float32, "cpu")
     sizes = set()
     for policy in POLICIES.values():
         told, at = replay_growth(trace, policy), 0
+        nursery = Nursery(policy, 1, 160, torch.float32, "cpu")
         for prompt in case.prompts:
             ids, text = prompt["token_ids"], case.texts[prompt["id"]]
             hidden, _ = states_of(case, prompt)
             for i in range(0, len(text), 5):
                 case.drafter.reset()
                 case.drafter.start(hidden[: len(ids) + i], text[i])
-                tree, _ = grow(case.drafter, text[i], policy, masks)
+                tree, _ = grow(case.drafter, text[i], nursery)
                 assert tree.n - 1 == told.nodes[at + i]
                 assert walk(tree, text[i:]) == told.accepted[at + i]
                 sizes.add(tree.n)
@@ -148,34 +148,67 @@ def test_marginal_takes_what_is_worth_its_time():
     assert policy.size(ranked) == 4
 
 
+def grown_by_hand(nodes: int, levels: list[tuple[list[list[int]], list[list[float]]]]) -> GrownTree:
+    """The tree kept of given candidates, level by level: (tokens, probabilities given the parent) [rows, 2]."""
+    policy = GrowingPolicy("d", [], nodes=nodes, beam=2, children=2, max_depth=len(levels), expand=0.2)
+    nursery = Nursery(policy, 3, 9, torch.float32, "cpu")
+    rows = nursery.plant(5)
+    for depth, (tokens, conditional) in enumerate(levels, 1):
+        assert rows == len(tokens)
+        rows = nursery.extend(depth, torch.tensor(tokens), torch.tensor(conditional))
+    return nursery.keep()
+
+
 def test_candidates_rank_parents_first_even_when_equally_likely():
-    found = Candidates([5])
-    found.add(0, [6, 7], [1.0, 0.25])
-    found.add(1, [8, 9], [1.0, 0.25])
-    assert [found.tokens[i] for i in found.ranked()] == [6, 8, 7, 9]
-    assert found.depth == [0, 1, 1, 2, 2]
+    levels = [([[6, 7]], [[1.0, 0.25]]), ([[8, 9], [10, 11]], [[1.0, 0.25], [0.5, 0.25]])]
+    for nodes, tokens in (
+        (1, [5, 6]),
+        (2, [5, 6, 8]),
+        (3, [5, 6, 7, 8]),
+        (4, [5, 6, 7, 8, 9]),
+        (5, [5, 6, 7, 8, 9, 10]),
+    ):
+        assert grown_by_hand(nodes, levels).tokens.tolist() == tokens
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranking_is_sorting(seed):
+    rng = np.random.default_rng(seed)
+    count, most = int(rng.integers(1, 40)), int(rng.integers(1, 12))
+    probability = np.round(rng.random(count), 1)  # many ties
+    depths = rng.integers(1, 4, count)
+    order = np.zeros(most + 1, np.int64)
+    taken = kernels.rank(count, most, probability, depths, order)
+    expected = sorted(range(1, count), key=lambda node: (-probability[node], depths[node], node))[:most]
+    assert order[:taken].tolist() == expected
 
 
 def test_a_grown_tree_has_the_masks_of_the_same_compiled_tree():
-    masks = MaskPool(6, 3, 9, torch.float32, "cpu")
-    found = Candidates([5])
-    found.add(0, [6, 7], [0.6, 0.3])
-    found.add(1, [8], [0.5])
-    found.add(3, [9], [0.9])
-    for kept, paths in (([1, 2, 3, 4], [(0,), (1,), (0, 0), (0, 0, 0)]), ([1, 3], [(0,), (0, 0)]), ([], [])):
-        grown = GrownTree(found, kept, masks)
+    levels = [([[6, 7]], [[0.6, 0.3]]), ([[8, 9], [10, 11]], [[0.5, 0.2], [0.4, 0.1]]), ([[12, 13]], [[0.9, 0.05]])]
+    for nodes, paths, tokens in (
+        (1, [(0,)], [5, 6]),
+        (3, [(0,), (1,), (0, 0)], [5, 6, 7, 8]),  # of the equally likely 7 and 8 both
+        (4, [(0,), (1,), (0, 0), (0, 0, 0)], [5, 6, 7, 8, 12]),
+        (6, [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)], [5, 6, 7, 8, 9, 10, 12]),
+    ):
+        grown = grown_by_hand(nodes, levels)
         compiled = CompiledTree(Tree.of(paths), 3, 9, torch.float32, "cpu")
         assert grown.tree.parents == compiled.tree.parents
         assert grown.tree.children == compiled.tree.children
-        assert grown.depths.tolist() == compiled.depths.tolist()
-        assert grown.tokens.tolist() == [found.tokens[i] for i in [0, *kept]]
+        assert grown.tree.depths == grown.depths.tolist() == compiled.depths.tolist()
+        assert grown.tokens.tolist() == tokens
         for context in (0, 5):
-            if kept:
-                assert torch.equal(grown.mask_slice(context), compiled.mask_slice(context))
-            else:
-                assert grown.mask_slice(context) is None
+            assert torch.equal(grown.mask_slice(context), compiled.mask_slice(context))
         for node in range(grown.n):
             assert grown.tree.path_nodes(node) == compiled.tree.path_nodes(node)
+
+
+def test_the_root_alone_needs_no_mask():
+    policy = GrowingPolicy("n", [], nodes=6, beam=2, children=2, max_depth=2, expand=1.1)
+    nursery = Nursery(policy, 3, 9, torch.float32, "cpu")
+    assert nursery.plant(5) == 0
+    tree = nursery.keep()
+    assert (tree.n, tree.tokens.tolist(), tree.mask_slice(4)) == (1, [5], None)
 
 
 @pytest.mark.parametrize("arch", ["medusa", "hydra", "hydra_plus"])

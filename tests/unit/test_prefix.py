@@ -97,4 +97,4 @@ def test_after_every_commit_the_state_is_that_of_the_whole_text(tiny, drafters, 
         assert len(seen) == len(made.steps)
         for length, state in seen:
             torch.testing.assert_close(state, whole[length - 1 : length], rtol=1e-3, atol=1e-3)
-    assert accepted > 10
+    assert accepted > 3

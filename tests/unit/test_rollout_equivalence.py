@@ -28,7 +28,7 @@ def test_live_and_replayed_observations_are_the_same(traced, trees, arch, mode, 
         assert tree not in case.decoder.compiled  # a search sees hundreds of trees: none is kept
         assert all(path == () or path in tree.paths for path in counts)
         deepest = max(deepest, *map(len, counts))
-    assert deepest > 1 or stop
+    assert deepest > (arch != "hydra_plus") or stop
 
 
 def test_live_and_replayed_searches_grow_the_same_trees(traced):

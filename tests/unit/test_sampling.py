@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from entmtp.decoding.sampling import Chooser, GumbelNoise
+from entmtp.decoding.sampling import Choices, Chooser, GumbelNoise
 
 
 def test_noise_is_a_function_of_seed_prompt_and_position():
@@ -61,6 +61,24 @@ def test_every_row_gets_its_own_positions_noise():
 def test_greedy_chooser_is_argmax():
     logits = torch.tensor([[0.0, 3.0, 1.0], [5.0, 5.0, 1.0]])
     assert Chooser()(logits, [0, 1]) == [1, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 511, 512, 513, 5000])
+def test_choices_are_argmax_at_any_size(dtype, size):
+    logits = torch.randn(6, size, generator=torch.Generator().manual_seed(size)).to(dtype)
+    logits[4] = float("-inf")
+    logits[4, size // 2] = -3.0
+    first = [row.index(max(row)) for row in logits.tolist()]
+    assert Chooser()(logits, [0] * 6) == first
+
+
+def test_choices_are_made_for_the_nodes_that_are_asked_for():
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(1))
+    chooser = Chooser(0.7, GumbelNoise(0, "a", 40))
+    every, choices = chooser(logits, [3, 4, 4, 5, 6]), Choices(chooser, logits, [3, 4, 4, 5, 6])
+    assert [choices[node] for node in (2, 4, 2)] == [every[node] for node in (2, 4, 2)]
+    assert set(choices) == {2, 4}
 
 
 def test_chooser_arguments():

@@ -90,7 +90,7 @@ def test_ranks_are_places_in_the_trees_that_the_drafter_fills(traced, arch):
                 assert places == ([row[d - 1]] if row[d - 1] < WIDTH else [])
                 found[d] += bool(places)
     assert found[1] > 10
-    assert found[2] > 2
+    assert found[2] > 0
 
 
 @pytest.mark.parametrize("arch", ARCHS)

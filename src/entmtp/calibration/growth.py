@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from entmtp.calibration.kernels import grow_all
 from entmtp.errors import EntmtpError
 from entmtp.io import atomic
-from entmtp.policy.growing import GrowingPolicy
+from entmtp.policy.growing import GrowingPolicy, rows_per_depth
 
 
 @dataclass
@@ -38,14 +38,6 @@ class GrowthTrace:
 def columns(beam: int, children: int, depth: int) -> int:
     """Candidates of a position: C."""
     return sum(children * rows for rows in rows_per_depth(beam, children, depth))
-
-
-def rows_per_depth(beam: int, children: int, depth: int) -> list[int]:
-    """Parents that a full expansion evaluates at depths 1..depth."""
-    rows = [1]
-    while len(rows) < depth:
-        rows.append(min(beam, rows[-1] * children))
-    return rows
 
 
 ARRAYS = ("probability", "depth", "parent", "on_path", "order", "bounds")
@@ -98,27 +90,13 @@ def replay_growth(trace: GrowthTrace, policy: GrowingPolicy) -> Grown:
             f"with growth.beam={trace.beam} growth.children={trace.children}"
         )
     depth = int(trace.depth.max())
-    edges, values = _calibration(policy, depth)
     n = len(trace.depth)
     made = Grown(np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros((n, depth), np.int64))
-    step_ms = np.asarray(policy.step_ms or [0.0] * (policy.nodes + 1))
     rate = -1.0 if policy.rate is None else policy.rate
     grow_all(trace.order, trace.probability, trace.depth, trace.parent, trace.on_path, policy.expand,
-             policy.max_depth, policy.nodes, rate, step_ms, edges, values, made.nodes, made.accepted,
-             made.rows)  # fmt: skip
+             policy.max_depth, policy.nodes, rate, policy.step_array, *policy.calibration_arrays, made.nodes,
+             made.accepted, made.rows)  # fmt: skip
     return made
-
-
-def _calibration(policy: GrowingPolicy, depth: int) -> tuple[NDArray, NDArray]:
-    """Edges [D, E] and values [D, E + 1], padded: unused edges are infinite."""
-    if policy.calibration is None:
-        return np.full((depth, 1), np.inf), np.zeros((depth, 2))
-    most = max(len(row) for row in policy.calibration.edges)
-    edges, values = np.full((depth, most), np.inf), np.zeros((depth, most + 1))
-    for d, (row, own) in enumerate(zip(policy.calibration.edges, policy.calibration.values, strict=True)):
-        edges[d, : len(row)] = row
-        values[d, : len(own)] = own
-    return edges, values
 
 
 def decision_margin(trace: GrowthTrace, policy: GrowingPolicy, i: int) -> float:

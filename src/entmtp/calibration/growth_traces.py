@@ -4,8 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from entmtp.calibration.growth import GrowthTrace, join, rows_per_depth
-from entmtp.heads.grow import top_children
+from entmtp.calibration.growth import GrowthTrace, join
+from entmtp.heads.children import best_children
+from entmtp.policy.growing import rows_per_depth
 
 
 @torch.inference_mode()
@@ -30,7 +31,8 @@ def _expand(drafter, states: Tensor, text: list[int], beam: int, children: int) 
         chosen = probability.sort(dim=1, descending=True, stable=True).indices[:, :rows]  # [n, rows]
         parents = paths.gather(1, chosen[:, :, None].expand(-1, -1, depth))
         logits = drafter.path_logits(depth, states.repeat_interleave(rows, 0), parents.reshape(n * rows, depth))
-        tokens, conditional = (part.view(n, rows, children) for part in top_children(drafter, logits, children))
+        ids, conditional = (part.view(n, rows, children) for part in best_children(logits, children))
+        tokens = drafter.token_map[ids]
         true = torch.tensor([text[i + depth] if i + depth < len(text) else -1 for i in range(n)], device=device)
         probability = (probability.gather(1, chosen)[:, :, None] * conditional.double()).view(n, -1)
         on_path = (on_path.gather(1, chosen)[:, :, None] & (tokens == true[:, None, None])).view(n, -1)

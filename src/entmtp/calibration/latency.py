@@ -13,7 +13,7 @@ from entmtp.calibration.latency_table import LatencyTable
 from entmtp.config import DecodingConfig, LatencyConfig
 from entmtp.decoding.engine import Decoder
 from entmtp.policy.schedulers import Policy
-from entmtp.timing import median_ms
+from entmtp.timing import cold_ms, median_ms
 from entmtp.tree.compiled import CompiledTree
 from entmtp.tree.topology import Tree
 
@@ -41,7 +41,7 @@ def measure_latency(decoder: Decoder, config: LatencyConfig, prompt: list[int], 
     cache.reset()
     hidden = target.prefill(prompt, cache)[-1:]  # any row will do: a prefix layer's cost is part of the live overhead
     propose = [
-        [median_ms(lambda: _propose(drafter, depth, rows, hidden), config.repeats) for rows in config.widths]  # noqa: B023
+        [_propose_ms(drafter, depth, rows, hidden, config.repeats) for rows in config.widths]
         for depth in range(1, drafter.depth + 1)
     ]
     table = {
@@ -61,6 +61,16 @@ def _chain_of(target, n: int, decoder: Decoder) -> CompiledTree:
     """Any topology of n tokens will do for the forward: the mask's values do not change its cost."""
     shape = Tree.of([(rank,) for rank in range(n - 1)])
     return CompiledTree(shape, target.mask_rows, decoder.capacity, target.dtype, target.device)
+
+
+def _propose_ms(drafter, depth: int, rows: int, hidden: torch.Tensor, repeats: int) -> float:
+    """One head, as in a step: caches hold nothing but what the head before it left there."""
+
+    def one_before() -> None:
+        if depth > 1:
+            _propose(drafter, depth - 1, 1, hidden)
+
+    return cold_ms(lambda: _propose(drafter, depth, rows, hidden), repeats, before=one_before)
 
 
 def _propose(drafter, depth: int, rows: int, hidden: torch.Tensor) -> None:

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from entmtp.config import DecodingConfig
 from entmtp.decoding.plain import plain_tokens
-from entmtp.decoding.sampling import Chooser, GumbelNoise
+from entmtp.decoding.sampling import Choices, Chooser, GumbelNoise
 from entmtp.decoding.verify import accept_exact, accept_typical
 from entmtp.errors import EntmtpError
 from entmtp.heads.drafter import Drafter, top1_prob
-from entmtp.heads.grow import grow
+from entmtp.heads.grow import Nursery, grow
 from entmtp.policy.growing import GrowingPolicy
 from entmtp.policy.schedulers import Policy
 from entmtp.tree.compiled import CompiledTree
-from entmtp.tree.grown import GrownTree, MaskPool
+from entmtp.tree.grown import GrownTree
 from entmtp.tree.topology import Tree
 
 
@@ -70,7 +70,7 @@ class Decoder:
         if drafter is not None:
             drafter.reserve(capacity)
         self.compiled: dict[Tree, CompiledTree] = {}
-        self.masks: dict[int, MaskPool] = {}  # of growing policies, by their most nodes
+        self.nurseries: dict[int, Nursery] = {}  # of growing policies, by their id
 
     @staticmethod
     def room(prompt_tokens: int, max_new_tokens: int, max_nodes: int) -> int:
@@ -184,15 +184,15 @@ class Decoder:
                 raise EntmtpError(
                     f"policy {policy.name}: children={policy.children} exceeds heads.width={self.drafter.width}"
                 )
-            if policy.nodes not in self.masks:  # made before decoding: a step allocates nothing
-                self.masks[policy.nodes] = MaskPool(
-                    policy.nodes, self.target.mask_rows, self.capacity, self.target.dtype, self.target.device
+            if id(policy) not in self.nurseries:  # made before decoding; it holds the policy, so the id stays taken
+                self.nurseries[id(policy)] = Nursery(
+                    policy, self.target.mask_rows, self.capacity, self.target.dtype, self.target.device
                 )
 
     def _grow(self, policy: GrowingPolicy, hidden: Tensor, root: int) -> tuple[float, int, GrownTree, float, float]:
         """As `_schedule`, for a policy that grows its tree: the scheduler's time is all but the heads' own."""
         self.drafter.start(hidden, root)
-        tree, seconds = grow(self.drafter, root, policy, self.masks[policy.nodes])
+        tree, seconds = grow(self.drafter, root, self.nurseries[id(policy)])
         return float("nan"), tree.n - 1, tree, seconds, seconds  # a grown tree goes by its size
 
     def _schedule(
@@ -262,7 +262,10 @@ class Decoder:
         if decoding.mode == "typical":
             nodes = accept_typical(tree.tree, tokens, logits, decoding.temperature, decoding.epsilon, decoding.alpha)
             return nodes, int(logits[nodes[-1]].argmax())  # Medusa: the root itself is greedy
-        choices = chooser(logits, [self.cache.length + depth + 1 for depth in tree.tree.depths])
+        positions = [self.cache.length + depth + 1 for depth in tree.tree.depths]
+        # one by one where a look at the logits is cheap, all at once where it means to wait for a device
+        on_cpu = logits.device.type == "cpu"
+        choices = Choices(chooser, logits, positions) if on_cpu else chooser(logits, positions)
         nodes = accept_exact(tree.tree, tokens, choices)
         return nodes, choices[nodes[-1]]
 

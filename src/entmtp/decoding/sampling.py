@@ -11,6 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from entmtp.target import kernels
+from entmtp.target.cpu import array
+
 
 class GumbelNoise:
     """Gumbel noise [vocab] for any absolute position of one prompt."""
@@ -51,5 +54,21 @@ class Chooser:
         return logits.float() / self.temperature + noise
 
     def __call__(self, logits: Tensor, positions: list[int]) -> list[int]:
-        """logits [n, vocab] -> n token ids."""
-        return self.scores(logits, positions).argmax(dim=-1).tolist()
+        """logits [n, vocab] -> n token ids, the lowest of equally good ones on a CPU."""
+        scores = self.scores(logits, positions)
+        if scores.device.type != "cpu":
+            return scores.argmax(dim=-1).tolist()
+        values = array(scores)
+        return [kernels.argmax(values, row) for row in range(len(values))]
+
+
+class Choices(dict):
+    """The target's choice after each node, made when it is asked for: most nodes of a large tree are never reached."""
+
+    def __init__(self, chooser: Chooser, logits: Tensor, positions: list[int]):
+        super().__init__()
+        self.chooser, self.logits, self.positions = chooser, logits, positions
+
+    def __missing__(self, node: int) -> int:
+        self[node] = self.chooser(self.logits[node : node + 1], self.positions[node : node + 1])[0]
+        return self[node]

@@ -2,40 +2,82 @@
 
 from time import perf_counter
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from entmtp.policy.growing import GrowingPolicy
-from entmtp.tree.grown import Candidates, GrownTree, MaskPool
+from entmtp.heads import kernels
+from entmtp.heads.children import best_children
+from entmtp.policy.growing import GrowingPolicy, rows_per_depth
+from entmtp.target.cpu import array
+from entmtp.tree.grown import GrownShape, GrownTree
 
 
-def top_children(drafter, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Target token ids and probabilities [rows, count] of the `count` likeliest candidates of each row of logits."""
-    top = logits.topk(count, dim=-1)
-    probability = (top.values.float() - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
-    return drafter.token_map[top.indices], probability
+class Nursery:
+    """The candidates of a policy's steps, and room for the trees that are kept of them: made once, filled anew.
+
+    Candidates are numbered in order of making, 0 is the root. `probability` is the product of the heads' probabilities
+    along the path. One attention-mask buffer per tree size is written in place.
+    """
+
+    def __init__(self, policy: GrowingPolicy, groups: int, capacity: int, dtype: torch.dtype, device: str):
+        self.policy, self.capacity, self.device = policy, capacity, device
+        rows = rows_per_depth(policy.beam, policy.children, policy.max_depth)
+        self.tokens, self.parent, self.depth = np.zeros((3, 1 + policy.children * sum(rows)), np.int64)
+        self.probability = np.ones(len(self.tokens))
+        self.parent[0] = -1
+        self.chosen = np.zeros(policy.beam, np.int64)
+        self.paths = np.zeros((policy.beam, policy.max_depth + 1), np.int64)
+        self.order = np.zeros(policy.nodes + 1, np.int64)
+        self.kept = np.zeros((3, policy.nodes + 1), np.int64)  # tokens, parents, depths
+        self.low = np.float32(torch.finfo(dtype).min)
+        self.masks = [torch.zeros(groups * n, capacity + n, dtype=dtype) for n in range(1, policy.nodes + 2)]
+
+    def plant(self, root: int) -> int:
+        """Begin a step. Returns how many parents the first head is asked about: the root, if even that."""
+        self.tokens[0] = self.paths[0, 0] = root
+        self.count, self.chosen[0] = 1, 0
+        return int(self.policy.max_depth > 0 and self.policy.expand <= 1.0)
+
+    def extend(self, depth: int, tokens: Tensor, conditional: Tensor) -> int:
+        """Children [rows, children] of the parents last chosen, with their probabilities given these. Returns how many
+        of them are parents next; `paths` holds the way to each, root first."""
+        self.count, rows = kernels.extend(
+            tokens.numpy(), conditional.numpy(), self.count, depth, self.policy.expand, self.chosen, self.paths,
+            self.tokens, self.probability, self.parent, self.depth,
+        )  # fmt: skip
+        return rows
+
+    def keep(self) -> GrownTree:
+        """The tree that the policy makes of the candidates. Its tensors are valid until the next step."""
+        policy = self.policy
+        rate = -1.0 if policy.rate is None else policy.rate
+        size = kernels.rank(self.count, policy.nodes, self.probability, self.depth, self.order)
+        size = kernels.worthwhile(size, rate, policy.step_array, *policy.calibration_arrays, self.probability,
+                                  self.depth, self.order)  # fmt: skip
+        tokens, parents, depths = self.kept[:, : size + 1]
+        kernels.keep(self.order, size, self.tokens, self.parent, self.depth, tokens, parents, depths)
+        mask = self.masks[size]
+        kernels.tree_mask(array(mask), self.capacity, parents, self.low)
+        tokens, depths_tensor, mask = (
+            part.to(self.device) for part in (torch.from_numpy(tokens), torch.from_numpy(depths), mask)
+        )
+        return GrownTree(GrownShape(parents.tolist(), depths.tolist()), tokens, depths_tensor, mask, self.capacity)
 
 
 @torch.inference_mode()
-def grow(drafter, root: int, policy: GrowingPolicy, masks: MaskPool) -> tuple[GrownTree, float]:
+def grow(drafter, root: int, nursery: Nursery) -> tuple[GrownTree, float]:
     """The tree of this step, and the seconds spent on anything but the heads. `drafter.start` has been called."""
-    begin, proposing = perf_counter(), 0.0
-    found = Candidates([root])
-    frontier = [0]
+    policy, begin, proposing = nursery.policy, perf_counter(), 0.0
+    rows = nursery.plant(root)
     for depth in range(1, policy.max_depth + 1):
-        parents = policy.parents(frontier, found.probability)
-        if not parents:
+        if not rows:
             break
         asked = perf_counter()
-        paths = torch.tensor([found.path(parent) for parent in parents], device=masks.device)
-        tokens, probability = top_children(drafter, drafter.step_logits(depth, paths), policy.children)
-        rows = list(zip(parents, tokens.tolist(), probability.tolist(), strict=True))
+        paths = torch.from_numpy(nursery.paths[:rows, :depth]).to(nursery.device)
+        ids, probability = best_children(drafter.step_logits(depth, paths), policy.children)
+        tokens, probability = drafter.token_map[ids].cpu(), probability.cpu()
         proposing += perf_counter() - asked
-        first = len(found.tokens)
-        for parent, row_tokens, row_p in rows:
-            found.add(parent, row_tokens, row_p)
-        frontier = list(range(first, len(found.tokens)))
-    ranked = found.ranked()
-    count = policy.size([(found.probability[node], found.depth[node]) for node in ranked[: policy.nodes]])
-    tree = GrownTree(found, ranked[:count], masks)
+        rows = nursery.extend(depth, tokens, probability)
+    tree = nursery.keep()
     return tree, perf_counter() - begin - proposing

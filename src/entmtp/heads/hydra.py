@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from entmtp.heads.packed import PackedHeads, top1_prob
+from entmtp.heads.children import best_children
+from entmtp.heads.packed import PackedHeads
 from entmtp.tree.compiled import CompiledTree
 
 
@@ -15,16 +16,16 @@ class HydraDrafter(PackedHeads):
         last row chose `root`."""
         self.state, self.root = self._advance(hidden), root
         self.greedy = torch.tensor([root], device=self.target.device)  # tokens of the greedy path, root first
-        self.greedy_logits: list[Tensor] = []  # each [1, draft_vocab]
+        self.greedy_top1: list[Tensor] = []  # each [1]: the head's largest probability
         self.greedy_top: list[Tensor] = []  # each [1, width]: draft-vocabulary ids
 
     def extend(self, depth: int) -> None:
         """Evaluate heads along the greedy path up to `depth`, each once."""
-        while len(self.greedy_logits) < depth:
-            d = len(self.greedy_logits) + 1
+        while len(self.greedy_top) < depth:
+            d = len(self.greedy_top) + 1
             logits = self.path_logits(d, self.state, self.greedy[None, :d])
-            top = self.candidates(logits)
-            self.greedy_logits.append(logits)
+            top, probability = best_children(logits, self.width)
+            self.greedy_top1.append(probability[0, :1])
             self.greedy_top.append(top)
             self.greedy = torch.cat([self.greedy, self.token_map[top[0, :1]]])
 
@@ -44,7 +45,7 @@ class HydraDrafter(PackedHeads):
     def greedy_probs(self, depth: int) -> Tensor:
         """float32 [depth]: q_1..q_depth."""
         self.extend(depth)
-        return top1_prob(torch.cat(self.greedy_logits[:depth]))
+        return torch.cat(self.greedy_top1[:depth])
 
     def fill(self, compiled: CompiledTree) -> Tensor:
         """Token ids [n] of the tree's nodes, root first."""

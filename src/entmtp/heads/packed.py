@@ -6,8 +6,11 @@ import torch
 from torch import Tensor
 
 from entmtp.errors import EntmtpError
+from entmtp.heads.children import best_children
 from entmtp.heads.model import DraftHeads, ResidualFirst, residual_first, run_body
 from entmtp.heads.prefix import PrefixDecoder
+from entmtp.target.cpu import array
+from entmtp.target.kernels import top1
 from entmtp.target.linear import LinearFn, make_linear
 
 
@@ -73,13 +76,17 @@ class PackedHeads:
         return self.projections[depth - 1](run_body(x, self.first[depth - 1], self.blocks[depth - 1]))
 
     def candidates(self, logits: Tensor) -> Tensor:
-        """Draft-vocabulary ids [n, width], best first. Ties fall as torch.topk decides; traces use this very call."""
-        return logits.topk(self.width, dim=-1).indices
+        """Draft-vocabulary ids [n, width], best first."""
+        return best_children(logits, self.width)[0]
 
 
 def top1_prob(logits: Tensor) -> Tensor:
-    """Largest softmax probability of each row: [n, v] -> float32 [n]. Two kernels: it runs at every scheduled step."""
-    return logits.softmax(dim=-1, dtype=torch.float32).amax(dim=-1)
+    """Largest softmax probability of each row: [n, v] -> float32 [n]."""
+    if logits.device.type != "cpu":
+        return logits.softmax(dim=-1, dtype=torch.float32).amax(dim=-1)
+    probability = torch.empty(len(logits))
+    top1(array(logits.contiguous()), probability.numpy())
+    return probability
 
 
 def _apply_residual_first(linear: LinearFn, res_connection: LinearFn, x: Tensor) -> Tensor:

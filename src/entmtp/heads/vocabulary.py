@@ -1,12 +1,10 @@
 """How large a draft vocabulary should be: what a size covers against the milliseconds that it costs."""
 
-from collections.abc import Callable
-
 import torch
 
 from entmtp.heads.features import Features, draft_vocabulary
 from entmtp.target.linear import make_linear
-from entmtp.timing import median_ms
+from entmtp.timing import cold_ms
 
 # Head d's draft is accepted with about this probability given the earlier ones, were every token in the vocabulary:
 # what the heads that we shipped first reach on greedy text. It weighs coverage against time, no more.
@@ -33,7 +31,7 @@ def vocabulary_curve(
         coverage = float(inside[tokens].float().mean())
         project = make_linear(target.head_rows(token_map.to(target.device)))
         state = torch.randn(1, target.hidden_size, dtype=target.dtype, device=target.device)
-        ms = _cold_ms(lambda: project(state).topk(min(width, size)).indices.tolist(), repeats)  # noqa: B023
+        ms = cold_ms(lambda: project(state).topk(min(width, size)).indices.tolist(), repeats)  # noqa: B023
         tokens_per_step = 1 + sum((ACCEPTANCE * coverage) ** d for d in range(1, depth + 1))
         speed = tokens_per_step * plain_ms / (plain_ms + depth * ms)
         rows.append({"size": size, "coverage": coverage, "projection_ms": ms,
@@ -48,16 +46,10 @@ def plain_step_ms(target, repeats: int, context: int = 200) -> float:
     cache = target.new_cache(context + 1)
     cache.length = context
     token, position = torch.tensor([1], device=target.device), torch.tensor([context], device=target.device)
-    return _cold_ms(lambda: target.model.logits(target.model.hidden(token, position, cache, None)).sum(), repeats)
+    return cold_ms(lambda: target.model.logits(target.model.hidden(token, position, cache, None)).sum(), repeats)
 
 
 def knee(rows: list[dict], within: float = 0.002) -> int:
     """The smallest size whose relative speed is within `within` of the best."""
     best = max(row["relative_speed"] for row in rows)
     return next(row["size"] for row in rows if row["relative_speed"] >= (1 - within) * best)
-
-
-def _cold_ms(run: Callable[[], object], repeats: int) -> float:
-    """Median of calls that each come after reading far more memory than a cache holds, as in a decoding step."""
-    flush = torch.ones(16_000_000)
-    return median_ms(run, repeats, warmup=2, before=flush.sum)

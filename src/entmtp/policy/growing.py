@@ -11,8 +11,20 @@ what less likely nodes did: the rule that makes exact replay possible from one s
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from entmtp.policy.schedulers import Policy
+
+
+def rows_per_depth(beam: int, children: int, depth: int) -> list[int]:
+    """Parents that a full expansion evaluates at depths 1..depth."""
+    rows = [1]
+    while len(rows) < depth:
+        rows.append(min(beam, rows[-1] * children))
+    return rows[:depth]
 
 
 @dataclass
@@ -44,6 +56,22 @@ class GrowingPolicy(Policy):
     @property
     def max_nodes(self) -> int:
         return self.nodes
+
+    @cached_property
+    def step_array(self) -> NDArray[np.float64]:
+        """`step_ms` as the compiled rules read it."""
+        return np.asarray(self.step_ms or [0.0] * (self.nodes + 1))
+
+    @cached_property
+    def calibration_arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Edges [D, E] and values [D, E + 1] of the calibration, padded: unused edges are infinite."""
+        edges, values = (self.calibration.edges, self.calibration.values) if self.calibration else ([], [])
+        depth, most = max(self.max_depth, len(edges)), max(map(len, edges), default=0)
+        padded, steps = np.full((depth, most), np.inf), np.zeros((depth, most + 1))
+        for d, (row, own) in enumerate(zip(edges, values, strict=True)):
+            padded[d, : len(row)] = row
+            steps[d, : len(own)] = own
+        return padded, steps
 
     def parents(self, frontier: list[int], probability: list[float]) -> list[int]:
         """Which of a depth's candidates get children: the likeliest first."""

@@ -132,8 +132,8 @@ def _from_seed(config: TargetConfig, made: Path) -> None:
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(vocab), hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=6,
-            num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=True, initializer_range=0.3,
-            bos_token_id=1, eos_token_id=2, pad_token_id=0,
+            num_key_value_heads=2, head_dim=16, max_position_embeddings=1024, tie_word_embeddings=True,
+            initializer_range=0.3, bos_token_id=1, eos_token_id=2, pad_token_id=0,
         )
     )  # fmt: skip
     model.save_pretrained(made)

@@ -152,16 +152,34 @@ def rotate_store(qkv, cos, sin, positions, heads, kv_heads, keys, values, start,
 
 
 @njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
-def top1(logits, row):
-    """Largest softmax probability of one row of logits [n, V]: 1 / sum exp(logit - max)."""
+def top1(logits, out):
+    """Largest softmax probability of each row of logits [n, V] into out [n]: 1 / sum exp(logit - max)."""
+    rows, size = logits.shape
+    for row in range(rows):
+        largest, total = load(logits, row, 0), np.float32(0.0)
+        for j in range(size):
+            largest = max(largest, load(logits, row, j))
+        for j in range(size):
+            total += exp(load(logits, row, j) - largest)
+        out[row] = np.float32(1.0) / total
+
+
+@njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+def argmax(logits, row):
+    """Column of the largest logit of one row of logits [n, V], the first of equals: one pass, by blocks."""
     size = logits.shape[1]
-    largest = load(logits, row, 0)
-    for j in range(size):
-        largest = max(largest, load(logits, row, j))
-    total = np.float32(0.0)
-    for j in range(size):
-        total += exp(load(logits, row, j) - largest)
-    return np.float32(1.0) / total
+    best, at = load(logits, row, 0), 0
+    for start in range(0, size, 512):
+        end = min(start + 512, size)
+        largest = load(logits, row, start)
+        for j in range(start, end):
+            largest = max(largest, load(logits, row, j))
+        if largest > best:
+            best, at = largest, start
+    for j in range(at, size):
+        if load(logits, row, j) == best:
+            return j
+    return at
 
 
 @njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")

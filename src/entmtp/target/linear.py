@@ -1,4 +1,4 @@
-"""Linear layers for decoding: weights reordered once for oneDNN on the CPU, plain `F.linear` elsewhere."""
+"""Linear layers for decoding: weights reordered once on the CPU, plain `F.linear` elsewhere."""
 
 from collections.abc import Callable
 
@@ -6,20 +6,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from entmtp.target.native import NativeLinear, library
+
 LinearFn = Callable[[Tensor], Tensor]
 
 # The block layout that oneDNN chooses depends on the number of rows it is told to expect. 16 suits draft trees.
 EXPECTED_ROWS = 16
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None, pack: bool = True) -> LinearFn:
-    """Return x [n, in] -> [n, out]. `weight` [out, in] is packed for oneDNN when it lies on the CPU.
+def make_linear(
+    weight: Tensor, bias: Tensor | None = None, pack: bool = True, native: bool = True, paired: bool = False
+) -> LinearFn:
+    """Return x [n, in] -> [n, out]. On the CPU `weight` [out, in] is packed: in float32 for our own compiled engine
+    where there is one (`native`; `paired` as there), else for oneDNN.
 
-    The packing operators are private to torch, so they live in this one function and a test holds them equal to
+    oneDNN's packing operators are private to torch, so they live in this one function and a test holds them equal to
     `F.linear` (FACTS 2: packing nearly halves a matrix product of few rows).
     """
     weight = weight.detach().contiguous()
     bias = None if bias is None else bias.detach().contiguous()
+    if pack and native and weight.device.type == "cpu" and weight.dtype == torch.float32 and library() is not None:
+        return NativeLinear(weight, bias, paired)
     if pack and weight.device.type == "cpu" and torch.backends.mkldnn.is_available():
         try:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight, EXPECTED_ROWS)

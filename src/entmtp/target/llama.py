@@ -1,8 +1,9 @@
 """The fused forward of the Llama family: q/k/v in one matrix, gate/up in one, packed weights, one KV tensor.
 
 Covers Llama, Mistral, Qwen2, SmolLM and Vicuna: RMS norm, rotary positions, SiLU-gated MLP, grouped-query attention,
-optional projection biases, tied or untied head. It is built from a loaded transformers model, which thus stays the
-one place that knows checkpoint formats, rotary variants and weight names.
+optional projection biases, tied or untied head. On a CPU in float32 the compiled engine (`target/native.py`) runs it,
+elsewhere kernels between matrix products or plain tensor operators. It is built from a loaded transformers model, which
+thus stays the one place that knows checkpoint formats, rotary variants and weight names.
 """
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from entmtp.target.cache import KVCache
 from entmtp.target.linear import make_linear
+from entmtp.target.native import NativeLayers, covers
 
 # Compiled kernels serve steps; beyond this many rows tensor operators, which use all threads, are as good.
 MOST_ROWS = 96
@@ -46,10 +48,12 @@ class FusedLayers:
         def cast(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.detach().to(device=device, dtype=dtype)
 
-        def fuse(*modules):
+        native = compiled and covers(self)
+
+        def fuse(*modules, paired: bool = False):
             weight = torch.cat([cast(m.weight) for m in modules])
             bias = torch.cat([cast(m.bias) for m in modules]) if modules[0].bias is not None else None
-            return make_linear(weight, bias)
+            return make_linear(weight, bias, native=native, paired=paired)
 
         self.blocks = []
         for layer in body.layers:
@@ -60,16 +64,17 @@ class FusedLayers:
                     fuse(attention.q_proj, attention.k_proj, attention.v_proj),
                     fuse(attention.o_proj),
                     cast(layer.post_attention_layernorm.weight),
-                    fuse(mlp.gate_proj, mlp.up_proj),
+                    fuse(mlp.gate_proj, mlp.up_proj, paired=True),
                     fuse(mlp.down_proj),
                 )
             )
         self.final_norm = cast(body.norm.weight)
         self._build_rotary(body, config.max_position_embeddings)
+        self.native = NativeLayers(self) if native else None
         self.cpu = self._compiled() if compiled else None
 
     def _compiled(self):
-        """The same layers with compiled kernels, where this machine and dtype have them."""
+        """The same layers with one compiled kernel between any two matrix products."""
         if self.device != "cpu" or self.dtype not in (torch.float32, torch.bfloat16):
             return None
         from entmtp.target.cpu import CpuLayers
@@ -97,6 +102,8 @@ class FusedLayers:
         """
         n, start = len(x), cache.length
         cache.require(n)
+        if self.native is not None:
+            return self.native.run(x, positions, cache, mask)
         if self.cpu is not None and n <= MOST_ROWS and (mask is not None or n == 1):
             return self.cpu.run(x, positions, cache, mask)
         end = start + n

@@ -1,0 +1,396 @@
+/* Decoder layers of the Llama family for few rows on a CPU. Compiled at first use by entmtp/target/native.py.
+ *
+ * A step with few rows is bound by reading the weights once, so everything here serves one stream of packed weights, and
+ * one parallel region runs the whole stack of layers. What a row computes does not depend on how many rows there are,
+ * nor on the number of threads: every sum has one order. So a token's logits are the same bits whether it was
+ * decoded alone, verified in a tree or read in a prefill, and exact acceptance is exact by construction.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <omp.h>
+
+#define LANES 16
+#define FEW 12   /* rows of a tile of two blocks, and */
+#define WIDE 24  /* of one: 24 accumulators, the weights and a factor fit 32 registers */
+#define AHEAD 1024 /* floats: what the memory is asked for before it is needed */
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float v16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t i16 __attribute__((vector_size(64), aligned(4), may_alias));
+
+INLINE v16 load(const float *p) { return *(const v16 *)p; }
+INLINE void store(float *p, v16 v) { *(v16 *)p = v; }
+INLINE v16 all(float x) { return x - (v16){0}; }
+INLINE v16 pick(i16 mask, v16 a, v16 b) { return (v16)((mask & (i16)a) | (~mask & (i16)b)); }
+
+INLINE float sum(v16 v)
+{
+    typedef float v8 __attribute__((vector_size(32)));
+    typedef float v4 __attribute__((vector_size(16)));
+    union { v16 v; v8 h[2]; } a = {v};
+    union { v8 v; v4 h[2]; } b = {a.h[0] + a.h[1]};
+    v4 c = b.h[0] + b.h[1];
+    return (c[0] + c[2]) + (c[1] + c[3]);
+}
+
+/* Lane j of the result is the sum of v[j], always in the same order: four rounds of adding neighbours, v changed. */
+INLINE v16 sums(v16 v[LANES])
+{
+    const i16 even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}, odd = even + 1;
+#pragma GCC unroll 4
+    for (int left = LANES / 2; left; left /= 2)
+#pragma GCC unroll 8
+        for (int j = 0; j < left; j++) {
+            v16 a = v[2 * j], b = v[2 * j + 1];
+            v[j] = __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
+        }
+    return v[0];
+}
+
+/* e^x, below 2e-7 relative error; flushed to 2^-126 and clamped at 2^127 */
+INLINE v16 vexp(v16 x)
+{
+    v16 y = x * 1.4426950408889634f;
+    y = pick(y < -126.0f, all(-126.0f), y);
+    y = pick(y > 126.99f, all(126.99f), y);
+    v16 shifted = y + 12582912.0f; /* 1.5 * 2^23: the sum's last bits are y, rounded to an integer */
+    v16 f = y - (shifted - 12582912.0f);
+    i16 whole = (i16)shifted - (i16)all(12582912.0f);
+    v16 p = 1.0f + f * (0.6931471805599453f + f * (0.2402265069591007f + f * (0.05550410866482158f
+          + f * (0.009618129107628477f + f * (0.0013333558146428441f + f * 0.00015403530393381608f)))));
+    return p * (v16)((whole + 127) << 23);
+}
+
+/* ---- matrix products ---- */
+
+/* weight: [blocks][in][LANES], bias: [blocks][LANES] or null, an even number of blocks. Block b holds the output's columns
+ * from 16 b on; when `paired` (gates and what they gate), even blocks are of the first half, odd ones of the second. */
+typedef struct {
+    const float *weight, *bias;
+    int64_t in, out, paired;
+} Linear;
+
+enum { STORE, ADD, GATE };
+
+INLINE int64_t blocks_of(const Linear *l) { return (l->out + 2 * LANES - 1) / (2 * LANES) * 2; }
+INLINE int64_t column_of(const Linear *l, int64_t b)
+{
+    return l->paired ? b % 2 * (l->out / 2) + b / 2 * LANES : b * LANES;
+}
+
+INLINE void put(float *out, v16 value, int64_t room, int mode)
+{
+    if (room >= LANES) {
+        if (mode == ADD)
+            value += load(out);
+        store(out, value);
+        return;
+    }
+    for (int64_t j = 0; j < room; j++)
+        out[j] = mode == ADD ? out[j] + value[j] : value[j];
+}
+
+/* C blocks of columns for R rows, x [in, R]. Every element has one accumulator that takes the products in order of k. */
+INLINE void tile(const int R, const int C, const Linear *l, int64_t b, const float *x, float *out, int64_t os, int mode)
+{
+    const int64_t in = l->in, block = in * LANES;
+    const float *w = l->weight + b * block;
+    v16 acc[WIDE][2];
+#pragma GCC unroll 2
+    for (int c = 0; c < C; c++) {
+        v16 bias = l->bias ? load(l->bias + (b + c) * LANES) : all(0);
+#pragma GCC unroll 24
+        for (int r = 0; r < R; r++)
+            acc[r][c] = bias;
+    }
+    for (int64_t k = 0; k < in; k++, w += LANES, x += R) {
+        v16 weight[2];
+#pragma GCC unroll 2
+        for (int c = 0; c < C; c++) {
+            weight[c] = load(w + c * block);
+            __builtin_prefetch(w + c * block + AHEAD);
+        }
+#pragma GCC unroll 24
+        for (int r = 0; r < R; r++) {
+            v16 factor = all(x[r]);
+#pragma GCC unroll 2
+            for (int c = 0; c < C; c++)
+                acc[r][c] += factor * weight[c];
+        }
+    }
+#pragma GCC unroll 2
+    for (int c = 0; c < C; c++) {
+        int64_t column = column_of(l, b + c), gated = (b + c) / 2 * LANES;
+#pragma GCC unroll 24
+        for (int r = 0; r < R; r++) {
+            v16 value = acc[r][c];
+            float *to = out + r * os;
+            if (mode != GATE)
+                put(to + column, value, l->out - column, mode);
+            else if ((b + c) % 2 == 0)
+                store(to + gated, value / (1.0f + vexp(-value)));
+            else
+                store(to + gated, load(to + gated) * value);
+        }
+    }
+}
+
+/* Rows of x [n, in] by tiles: [in, rows] each, so that a tile reads one stream. */
+static void arrange(const float *x, int64_t n, int64_t in, int64_t tiles, float *panel)
+{
+    for (int64_t t = 0; t < tiles; t++) {
+        int64_t row = n * t / tiles, rows = n * (t + 1) / tiles - row;
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t k = 0; k < in; k++)
+                panel[row * in + k * rows + r] = x[(row + r) * in + k];
+    }
+}
+
+/* This thread's share of the columns, for n rows; panel: room for [n, in]. Few rows take two blocks at once; more take one, so that memory still
+ * delivers the next weights while all rows use these. */
+static void multiply(const Linear *l, const float *x, int64_t n, float *panel, float *out, int64_t os, int mode, int me,
+                     int threads)
+{
+    int64_t pairs = blocks_of(l) / 2, first = 2 * (pairs * me / threads), last = 2 * (pairs * (me + 1) / threads);
+    int64_t tiles = (n + WIDE - 1) / WIDE, step = n <= FEW ? 2 : 1;
+    if (n > 1) {
+        arrange(x, n, l->in, tiles, panel);
+        x = panel;
+    }
+    for (int64_t b = first; b < last; b += step)
+        for (int64_t t = 0; t < tiles; t++) {
+            int64_t row = n * t / tiles, rows = n * (t + 1) / tiles - row;
+            const float *from = x + row * l->in;
+            float *to = out + row * os;
+            switch (step * 32 + rows) {
+#define CASE(R, C) case C * 32 + R: tile(R, C, l, b, from, to, os, mode); break;
+            CASE(1, 2) CASE(2, 2) CASE(3, 2) CASE(4, 2) CASE(5, 2) CASE(6, 2) CASE(7, 2) CASE(8, 2) CASE(9, 2)
+            CASE(10, 2) CASE(11, 2) CASE(12, 2) CASE(12, 1) CASE(13, 1) CASE(14, 1) CASE(15, 1) CASE(16, 1) CASE(17, 1)
+            CASE(18, 1) CASE(19, 1) CASE(20, 1) CASE(21, 1) CASE(22, 1) CASE(23, 1) CASE(24, 1)
+#undef CASE
+            }
+        }
+}
+
+void linear(const Linear *l, const float *x, int64_t n, float *out, int64_t threads)
+{
+#pragma omp parallel num_threads(threads)
+    {
+        float *panel = n > 1 ? malloc(n * l->in * sizeof(float)) : 0;
+        multiply(l, x, n, panel, out, l->out, STORE, omp_get_thread_num(), omp_get_num_threads());
+        free(panel);
+    }
+}
+
+/* weight [out, in] row by row -> packed */
+void pack(const float *weight, int64_t in, int64_t out, int64_t paired, float *packed)
+{
+    Linear l = {0, 0, in, out, paired};
+    for (int64_t b = 0; b < blocks_of(&l); b++)
+        for (int64_t j = 0; j < LANES; j++) {
+            int64_t column = column_of(&l, b) + j;
+            for (int64_t k = 0; k < in; k++)
+                packed[(b * in + k) * LANES + j] = column < out ? weight[column * in + k] : 0.0f;
+        }
+}
+
+/* ---- decoder layers ---- */
+
+typedef struct {
+    const float *norm1, *norm2;
+    Linear qkv, out, up, down;
+} Layer;
+
+typedef struct {
+    const Layer *layers;
+    const float *final_norm, *cos, *sin; /* cos, sin [positions, dim], the first half of sin negated */
+    int64_t depth, hidden, heads, kv_heads, dim, inner;
+    double eps;
+} Model;
+
+INLINE void norm(const float *x, const float *weight, int64_t n, int64_t size, float eps, float *out)
+{
+    for (int64_t i = 0; i < n; i++, x += size, out += size) {
+        v16 total = all(0);
+        for (int64_t j = 0; j < size; j += LANES)
+            total += load(x + j) * load(x + j);
+        float scale = 1.0f / sqrtf(sum(total) / (float)size + eps);
+        for (int64_t j = 0; j < size; j += LANES)
+            store(out + j, load(x + j) * scale * load(weight + j));
+    }
+}
+
+INLINE void rotate(const float *x, const float *cos, const float *sin, int64_t dim, float scale, float *out)
+{
+    int64_t half = dim / 2;
+    for (int64_t j = 0; j < half; j++) {
+        out[j] = (x[j] * cos[j] + x[j + half] * sin[j]) * scale;
+        out[j + half] = (x[j + half] * cos[j + half] + x[j] * sin[j + half]) * scale;
+    }
+}
+
+/* G query heads of one row over a key head. Its keys are the context's and `extra` new ones, in order of position: masked
+ * ones are not there at all, so that a row of a tree sums as the same token decoded alone would. q, out [G, 16 N];
+ * scores: room for [G, stride] */
+INLINE void attend(const int N, const int G, const float *q, const float *keys, const float *values, int64_t context,
+                   const int32_t *seen, int64_t extra, float *scores, int64_t stride, float *out)
+{
+    const int64_t dim = LANES * N, total = context + extra, padded = (total + LANES - 1) / LANES * LANES;
+    v16 most[4], mass[4], acc[4][8];
+    for (int64_t first = 0; first < total; first += LANES) {
+        const float *key[LANES]; /* past the end: the last again */
+        for (int64_t i = 0; i < LANES; i++) {
+            int64_t t = first + i < total ? first + i : total - 1;
+            key[i] = keys + dim * (t < context ? t : context + seen[t - context]);
+        }
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++) {
+            v16 s[LANES];
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) {
+                s[i] = load(q + g * dim) * load(key[i]);
+#pragma GCC unroll 8
+                for (int j = 1; j < N; j++)
+                    s[i] += load(q + g * dim + j * LANES) * load(key[i] + j * LANES);
+            }
+            store(scores + g * stride + first, sums(s));
+        }
+    }
+#pragma GCC unroll 4
+    for (int g = 0; g < G; g++) {
+        float *own = scores + g * stride;
+        for (int64_t t = total; t < padded; t++)
+            own[t] = -INFINITY;
+        most[g] = load(own);
+        for (int64_t t = LANES; t < padded; t += LANES)
+            most[g] = pick(load(own + t) > most[g], load(own + t), most[g]);
+        float largest = most[g][0];
+        for (int j = 1; j < LANES; j++)
+            largest = most[g][j] > largest ? most[g][j] : largest;
+        mass[g] = all(0);
+        for (int64_t t = 0; t < padded; t += LANES) {
+            v16 s = load(own + t), e = vexp(s - largest);
+            e = pick(s == -INFINITY, all(0), e);
+            store(own + t, e);
+            mass[g] += e;
+        }
+#pragma GCC unroll 8
+        for (int j = 0; j < N; j++)
+            acc[g][j] = all(0);
+    }
+    for (int64_t t = 0; t < total; t++) {
+        const float *value = values + dim * (t < context ? t : context + seen[t - context]);
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++) {
+            v16 weight = all(scores[g * stride + t]);
+#pragma GCC unroll 8
+            for (int j = 0; j < N; j++)
+                acc[g][j] += weight * load(value + j * LANES);
+        }
+    }
+#pragma GCC unroll 4
+    for (int g = 0; g < G; g++) {
+        float total_mass = sum(mass[g]);
+#pragma GCC unroll 8
+        for (int j = 0; j < N; j++)
+            store(out + g * dim + j * LANES, acc[g][j] / total_mass);
+    }
+}
+
+static void attend_some(int64_t n16, int64_t groups, const float *q, const float *keys, const float *values,
+                        int64_t context, const int32_t *seen, int64_t extra, float *scores, int64_t stride, float *out)
+{
+    switch (n16 * 8 + groups) {
+#define CASE(N, G) case N * 8 + G: attend(N, G, q, keys, values, context, seen, extra, scores, stride, out); break;
+#define CASES(N) CASE(N, 1) CASE(N, 2) CASE(N, 3) CASE(N, 4)
+    CASES(1) CASES(2) CASES(4) CASES(8)
+#undef CASES
+#undef CASE
+    }
+}
+
+/* Inputs of the layers' widest matrix. */
+INLINE int64_t widest(const Model *m)
+{
+    int64_t wide = m->heads * m->dim > m->hidden ? m->heads * m->dim : m->hidden;
+    return wide > m->inner ? wide : m->inner;
+}
+
+/* Floats of scratch that `forward` needs for n rows. */
+int64_t scratch_size(const Model *m, int64_t n, int64_t capacity, int64_t masked, int64_t threads)
+{
+    int64_t qkv = (m->heads + 2 * m->kv_heads) * m->dim, wide = m->heads * m->dim;
+    int64_t rows = n * (m->hidden * (1 + threads) + qkv + 2 * wide + m->inner + threads * widest(m));
+    return rows + threads * m->heads / m->kv_heads * (capacity + LANES) + n * (masked ? n + 1 : 2);
+}
+
+/* Final-norm hidden states [n, hidden] of x [n, hidden] at `positions`, whose rows go to `context`, … of the cache
+ * [depth, 2, kv_heads, capacity, dim]. A row sees the context and those new rows whose entry in `mask` [n, …] (its columns
+ * context, … count) is 0; without a mask itself and the rows before it. */
+void forward(const Model *m, const float *x, const int64_t *positions, int64_t n, int64_t context, const float *mask,
+             int64_t mask_stride, float *cache, int64_t capacity, float *hidden, float *scratch, int64_t threads)
+{
+    const int64_t h = m->hidden, d = m->dim, groups = m->heads / m->kv_heads, wide = m->heads * d;
+    const int64_t qkv_size = wide + 2 * m->kv_heads * d, stride = capacity + LANES;
+    float *residual = scratch, *qkv = residual + n * h, *queries = qkv + n * qkv_size, *attended = queries + n * wide;
+    float *active = attended + n * wide, *normed = active + n * m->inner, *panels = normed + threads * n * h;
+    float *scores = panels + threads * n * widest(m);
+    int32_t *count = (int32_t *)(scores + threads * groups * stride), *seen = count + n;
+    const float scale = 1.0f / sqrtf((float)d);
+    memcpy(residual, x, n * h * sizeof(float));
+    for (int64_t i = 0; i < n; i++) {
+        if (!mask) { /* all rows share one list */
+            seen[i] = (int32_t)i;
+            count[i] = (int32_t)i + 1;
+            continue;
+        }
+        count[i] = 0;
+        for (int64_t j = 0; j < n; j++)
+            if (mask[i * mask_stride + context + j] == 0.0f)
+                seen[i * n + count[i]++] = (int32_t)j;
+    }
+#pragma omp parallel num_threads(threads)
+    {
+        const int me = omp_get_thread_num(), all_threads = omp_get_num_threads();
+        float *own = normed + me * n * h, *panel = panels + me * n * widest(m), *own_scores = scores + me * groups * stride;
+        for (int64_t index = 0; index < m->depth; index++) {
+            const Layer *l = m->layers + index;
+            float *keys = cache + (2 * index) * m->kv_heads * capacity * d, *values = keys + m->kv_heads * capacity * d;
+            norm(residual, l->norm1, n, h, (float)m->eps, own);
+            multiply(&l->qkv, own, n, panel, qkv, qkv_size, STORE, me, all_threads);
+#pragma omp barrier
+            int64_t vectors = qkv_size / d;
+            for (int64_t item = n * vectors * me / all_threads; item < n * vectors * (me + 1) / all_threads; item++) {
+                int64_t i = item / vectors, head = item % vectors, key = head - m->heads, value = key - m->kv_heads;
+                const float *from = qkv + item * d, *cos = m->cos + positions[i] * d, *sin = m->sin + positions[i] * d;
+                if (key < 0)
+                    rotate(from, cos, sin, d, scale, queries + i * wide + head * d);
+                else if (value < 0)
+                    rotate(from, cos, sin, d, 1.0f, keys + (key * capacity + context + i) * d);
+                else
+                    memcpy(values + (value * capacity + context + i) * d, from, d * sizeof(float));
+            }
+#pragma omp barrier
+            int64_t items = n * m->kv_heads;
+            for (int64_t item = items * me / all_threads; item < items * (me + 1) / all_threads; item++) {
+                int64_t head = item / n, i = item % n, at = i * wide + head * groups * d, offset = head * capacity * d;
+                for (int64_t g = 0; g < groups; g += 4)
+                    attend_some(d / LANES, groups - g < 4 ? groups - g : 4, queries + at + g * d, keys + offset,
+                                values + offset, context, mask ? seen + i * n : seen, count[i], own_scores, stride,
+                                attended + at + g * d);
+            }
+#pragma omp barrier
+            multiply(&l->out, attended, n, panel, residual, h, ADD, me, all_threads);
+#pragma omp barrier
+            norm(residual, l->norm2, n, h, (float)m->eps, own);
+            multiply(&l->up, own, n, panel, active, m->inner, GATE, me, all_threads);
+#pragma omp barrier
+            multiply(&l->down, active, n, panel, residual, h, ADD, me, all_threads);
+#pragma omp barrier
+        }
+        for (int64_t i = n * me / all_threads; i < n * (me + 1) / all_threads; i++)
+            norm(residual + i * h, m->final_norm, 1, h, (float)m->eps, hidden + i * h);
+    }
+}

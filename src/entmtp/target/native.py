@@ -1,0 +1,192 @@
+"""The compiled engine of the CPU: `native.c`, built by the machine's own C compiler at first use.
+
+Without a compiler everything still works, through oneDNN and Numba (`target/cpu.py`), only slower. The library is kept
+in the user's cache folder under the hash of its source, its flags and the processor, so it is built once a machine.
+"""
+
+import ctypes
+import hashlib
+import mmap
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from entmtp.target.cache import KVCache
+
+SOURCE = Path(__file__).with_name("native.c")
+FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-ffp-contract=fast", "-std=gnu11", "-Wno-psabi",
+         "-fopenmp", "-fPIC", "-shared"]  # fmt: skip
+LANES = 16  # as in native.c
+CHUNK = 64 << 20
+HEAD_DIMS, POINTER, INT = (16, 32, 64, 128), ctypes.c_void_p, ctypes.c_int64
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = [("weight", POINTER), ("bias", POINTER), ("inputs", INT), ("outputs", INT), ("paired", INT)]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [("norm1", POINTER), ("norm2", POINTER), ("qkv", _Linear), ("out", _Linear), ("up", _Linear),
+                ("down", _Linear)]  # fmt: skip
+
+
+class _Model(ctypes.Structure):
+    _fields_ = [("layers", ctypes.POINTER(_Layer)), ("final_norm", POINTER), ("cos", POINTER), ("sin", POINTER),
+                ("depth", INT), ("hidden", INT), ("heads", INT), ("kv_heads", INT), ("dim", INT), ("inner", INT),
+                ("eps", ctypes.c_double)]  # fmt: skip
+
+
+def cache_folder() -> Path:
+    """Where compiled code is kept: $ENTMTP_CACHE, else the user's cache folder."""
+    own = os.environ.get("ENTMTP_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "entmtp"
+
+
+def compiler() -> str | None:
+    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line for line in lines if line.startswith("flags"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def build(folder: Path) -> Path:
+    """The shared library in `folder`, compiled unless it is there. Raises OSError or SubprocessError."""
+    key = "\x00".join([SOURCE.read_text(), *FLAGS, compiler() or "", _processor()])
+    path = folder / f"native-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f"{path.name}.{os.getpid()}.partial"
+        subprocess.run([compiler(), *FLAGS, str(SOURCE), "-o", str(partial), "-lm"], check=True, capture_output=True)
+        partial.rename(path)
+    return path
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The engine, or None (said once) where it cannot be had. ENTMTP_NATIVE=0 does without it."""
+    if os.environ.get("ENTMTP_NATIVE") == "0" or compiler() is None:
+        return None
+    for folder in (cache_folder(), Path(tempfile.gettempdir()) / f"entmtp-{os.getuid()}"):
+        try:
+            made = ctypes.CDLL(str(build(folder)))
+        except subprocess.SubprocessError as error:
+            said = (getattr(error, "stderr", b"") or b"").decode(errors="replace").strip().splitlines()
+            why = next((line for line in said if "error" in line), (said or [error])[0])
+            print(f"warning: {compiler()} cannot compile {SOURCE.name} ({why}): decoding is slower", file=sys.stderr)
+            return None
+        except OSError:
+            continue  # a folder that cannot be written, or does not allow code
+        made.linear.argtypes = [POINTER, POINTER, INT, POINTER, INT]
+        made.pack.argtypes = [POINTER, INT, INT, INT, POINTER]
+        made.scratch_size.argtypes, made.scratch_size.restype = [POINTER, INT, INT, INT, INT], INT
+        made.forward.argtypes = [POINTER, POINTER, POINTER, INT, INT, POINTER, INT, POINTER, INT, POINTER, POINTER, INT]
+        for function in (made.linear, made.pack, made.forward):
+            function.restype = None
+        return made
+    return None
+
+
+class Arena:
+    """Memory for packed weights in large pieces, so that the kernel can back it with huge pages."""
+
+    def __init__(self):
+        self.room, self.used, self.memory = 0, 0, None
+
+    def floats(self, count: int) -> Tensor:
+        size = -(-4 * count // 64) * 64
+        if self.used + size > self.room:
+            self.room, self.used = max(CHUNK, size), 0
+            self.memory = mmap.mmap(-1, self.room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                self.memory.madvise(mmap.MADV_HUGEPAGE)
+        made = torch.frombuffer(self.memory, dtype=torch.float32, count=count, offset=self.used)
+        self.used += size
+        return made
+
+
+ARENA = Arena()
+
+
+class NativeLinear:
+    """x [..., in] -> [..., out] in float32; a row's result does not depend on the other rows.
+
+    `paired`: blocks of both halves of the columns alternate (gates and what they gate), for the fused layers.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, paired: bool = False):
+        self.outputs, self.inputs = weight.shape
+        self.weight = self._packed(weight, paired)
+        self.bias = None if bias is None else self._packed(bias[:, None], paired)
+        self.struct = _Linear(self.weight.data_ptr(), None if bias is None else self.bias.data_ptr(), self.inputs,
+                              self.outputs, int(paired))  # fmt: skip
+        self.at, self.function = ctypes.addressof(self.struct), library().linear
+
+    def _packed(self, weight: Tensor, paired: bool) -> Tensor:
+        weight = weight.contiguous()
+        outputs, inputs = weight.shape
+        packed = ARENA.floats(-(-outputs // (2 * LANES)) * 2 * LANES * inputs)
+        library().pack(weight.data_ptr(), inputs, outputs, int(paired), packed.data_ptr())
+        return packed
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        out = torch.empty(*x.shape[:-1], self.outputs)
+        self.function(self.at, x.data_ptr(), x.numel() // self.inputs, out.data_ptr(), torch.get_num_threads())
+        return out
+
+
+def covers(layers) -> bool:
+    """Whether the engine computes these FusedLayers."""
+    sizes = (layers.hidden_size, layers.intermediate_size, layers.head_dim)
+    return (
+        layers.device == "cpu" and layers.dtype == torch.float32 and layers.head_dim in HEAD_DIMS
+        and not any(size % LANES for size in sizes) and library() is not None
+    )  # fmt: skip
+
+
+class NativeLayers:
+    """Runs a FusedLayers' weights: the whole stack in one call. `blocks` hold NativeLinears."""
+
+    def __init__(self, layers):
+        self.layers, self.function = layers, library().forward
+        made = (_Layer * layers.layers)()
+        self.kept: list[Tensor] = []  # what the structures point to
+        for index, (norm1, qkv, out, norm2, up, down) in enumerate(layers.blocks):
+            made[index] = _Layer(self._at(norm1), self._at(norm2), qkv.struct, out.struct, up.struct, down.struct)
+        cos, sin = layers.rotary
+        self.made = made
+        self.model = _Model(made, self._at(layers.final_norm), self._at(cos), self._at(sin), layers.layers,
+                            layers.hidden_size, layers.heads, layers.kv_heads, layers.head_dim,
+                            layers.intermediate_size, layers.eps)  # fmt: skip
+        self.at, self.scratch = ctypes.addressof(self.model), torch.empty(0)
+
+    def _at(self, tensor: Tensor) -> int:
+        self.kept.append(tensor.detach().float().contiguous())
+        return self.kept[-1].data_ptr()
+
+    def run(self, x: Tensor, positions: Tensor, cache: KVCache, mask: Tensor | None) -> Tensor:
+        """As FusedLayers.run. Masks are 0 or very negative, and 0 on the whole context, as all of ours are."""
+        n, threads = len(x), torch.get_num_threads()
+        x, hidden = x.contiguous(), torch.empty(n, self.layers.hidden_size)
+        size = library().scratch_size(self.at, n, cache.capacity, int(mask is not None), threads)
+        if size > len(self.scratch):
+            self.scratch = torch.empty(size)
+        self.function(
+            self.at, x.data_ptr(), positions.data_ptr(), n, cache.length, None if mask is None else mask.data_ptr(),
+            0 if mask is None else mask.stride(0), cache.data.data_ptr(), cache.capacity, hidden.data_ptr(),
+            self.scratch.data_ptr(), threads,
+        )  # fmt: skip
+        return hidden

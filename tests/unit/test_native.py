@@ -1,0 +1,192 @@
+"""The compiled engine: against tensor operators, and the same bits however rows come together."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from entmtp.target import native
+from entmtp.target.llama import FusedLlama
+from entmtp.tree.compiled import CompiledTree
+from entmtp.tree.topology import Tree
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler on this machine")
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def llama(dim: int = 16, heads: int = 6, kv_heads: int = 2, **options):
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+    qwen = options.pop("qwen", False)
+    config, kind = (Qwen2Config, Qwen2ForCausalLM) if qwen else (LlamaConfig, LlamaForCausalLM)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        made = kind(config(
+            vocab_size=101, hidden_size=48, intermediate_size=112, num_hidden_layers=3, num_attention_heads=heads,
+            num_key_value_heads=kv_heads, head_dim=dim, max_position_embeddings=128, initializer_range=0.2,
+            tie_word_embeddings=False, **options,
+        ))  # fmt: skip
+        for name, parameter in made.named_parameters():
+            if "bias" in name or "norm" in name:
+                parameter.data += 0.3 * torch.randn_like(parameter)
+    return made.eval()
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(32, 16), (960, 576), (70, 36), (1, 1), (47, 5), (33, 100)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear(outputs, inputs, bias):
+    weight, offset = noise(outputs, inputs), noise(outputs, seed=1) if bias else None
+    linear = native.NativeLinear(weight, offset)
+    everything = noise(41, inputs, seed=2)
+    for rows in (1, 2, 11, 12, 13, 24, 25, 41):
+        got = linear(everything[:rows])
+        torch.testing.assert_close(got, F.linear(everything[:rows], weight, offset), rtol=1e-4, atol=1e-4)
+        for row in range(rows):  # the same bits alone
+            assert torch.equal(linear(everything[row : row + 1])[0], got[row])
+
+
+def test_paired_columns_come_out_in_order():
+    weight, offset, x = noise(96, 20), noise(96, seed=1), noise(5, 20, seed=2)
+    assert torch.equal(native.NativeLinear(weight, offset, paired=True)(x), native.NativeLinear(weight, offset)(x))
+
+
+def test_leading_dimensions_and_strides_are_kept():
+    weight, x = noise(40, 20), noise(20, 3, 7, seed=2).permute(2, 1, 0)
+    torch.testing.assert_close(native.NativeLinear(weight)(x), F.linear(x, weight), rtol=1e-4, atol=1e-4)
+
+
+MODELS = {
+    "three query heads a key head": {},
+    "one": {"dim": 32, "heads": 2, "kv_heads": 2},
+    "seven, biases": {"heads": 7, "kv_heads": 1, "qwen": True},
+    "wide heads": {"dim": 128, "heads": 2, "kv_heads": 1},
+    "64": {"dim": 64, "heads": 4, "kv_heads": 1},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.inference_mode()
+def test_forward_equals_tensor_operators(name, trees):
+    """Hidden states and the cache's new rows: prefill, single tokens, trees of several sizes."""
+    model = llama(**MODELS[name])
+    ours, plain = FusedLlama(model, torch.float32, "cpu"), FusedLlama(model, torch.float32, "cpu", compiled=False)
+    assert ours.native is not None
+    assert plain.native is plain.cpu is None
+    caches = ours.new_cache(110), plain.new_cache(110)
+
+    def both(tokens, positions, mask):
+        got, expected = (m.hidden(tokens, positions, c, mask) for m, c in zip((ours, plain), caches, strict=True))
+        torch.testing.assert_close(got, expected, rtol=3e-4, atol=3e-4)
+        torch.testing.assert_close(ours.logits(got), plain.logits(expected), rtol=1e-3, atol=1e-3)
+        new = slice(caches[0].length, caches[0].length + len(tokens))
+        torch.testing.assert_close(caches[0].data[..., new, :], caches[1].data[..., new, :], rtol=3e-4, atol=3e-4)
+
+    both(torch.arange(11) % 101, torch.arange(11), None)
+    for cache in caches:
+        cache.length = 11
+    for tree in (Tree(()), *trees.values()):
+        compiled = CompiledTree(tree, ours.groups, 110, torch.float32, "cpu")
+        both(torch.arange(tree.num_nodes + 1) * 7 % 101, compiled.depths + caches[0].length,
+             compiled.mask_slice(caches[0].length))  # fmt: skip
+        for cache in caches:
+            cache.commit([0])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.inference_mode()
+def test_a_token_has_the_same_bits_alone_in_a_tree_and_in_a_prefill(name):
+    """Why exact acceptance is exact here: no tie can fall otherwise in a tree than in plain decoding."""
+    model = FusedLlama(llama(**MODELS[name]), torch.float32, "cpu")
+    text = (noise(40, seed=3).abs() * 50).long() % 101
+    whole = model.new_cache(80)
+    prefilled = model.hidden(text, torch.arange(40), whole, None)
+    # one by one after a prompt of nine
+    single = model.new_cache(80)
+    model.hidden(text[:9], torch.arange(9), single, None)
+    single.length = 9
+    for at in range(9, 40):
+        hidden = model.hidden(text[at : at + 1], torch.tensor([at]), single, None)
+        assert torch.equal(hidden[0], prefilled[at])
+        assert torch.equal(model.logits(hidden)[0], model.logits(prefilled)[at])
+        single.length += 1
+    assert torch.equal(single.data[..., :40, :], whole.data[..., :40, :])
+    # in trees whose siblings are other tokens: the path (1, 1, 1, 1) carries the text
+    paths = [(0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (1, 1, 0), (1, 1, 1), (1, 1, 1, 1), (2, 0)]
+    tree = CompiledTree(Tree.of(paths), model.groups, 80, torch.float32, "cpu")
+    on_path = [0] + [node for node, path in enumerate(tree.tree.paths, 1) if set(path) == {1}]
+    cache = model.new_cache(80)
+    model.hidden(text[:9], torch.arange(9), cache, None)
+    cache.length = 9
+    for at in range(9, 35, 5):
+        tokens = torch.full((tree.n,), 17)
+        for depth, node in enumerate(on_path):
+            tokens[node] = text[at + depth]
+        hidden = model.hidden(tokens, tree.depths + at, cache, tree.mask_slice(at))
+        assert torch.equal(hidden[on_path], prefilled[at : at + 5])
+        cache.commit(on_path)
+    assert torch.equal(cache.data[..., :39, :], whole.data[..., :39, :])
+
+
+@torch.inference_mode()
+def test_threads_do_not_change_bits(tiny):
+    tokens, at = torch.arange(30) + 40, torch.arange(30)
+    before, made = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            made.append(tiny.model.logits(tiny.model.hidden(tokens, at, tiny.new_cache(40), None)))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(made[0], made[1])
+    assert torch.equal(made[0], made[2])
+
+
+def test_sizes_that_do_not_fit_are_left_to_others():
+    model = llama(dim=24, heads=2, kv_heads=2)
+    layers = FusedLlama(model, torch.float32, "cpu")
+    assert layers.native is None
+    assert layers.cpu is not None
+    assert FusedLlama(llama(), torch.bfloat16, "cpu").native is None
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True
+    )
+
+
+CODE = """
+import torch
+from entmtp.target.linear import make_linear
+from entmtp.target.native import library
+linear = make_linear(torch.ones(4, 3))
+print(library() is not None, linear(torch.ones(1, 3)).tolist())
+"""
+
+
+def test_it_works_without_a_compiler_or_where_compiling_fails(tmp_path):
+    off = python(CODE, ENTMTP_NATIVE="0")
+    assert (off.stdout.split(maxsplit=1), off.stderr) == (["False", "[[3.0, 3.0, 3.0, 3.0]]\n"], "")
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\necho 'native.c: no such luck' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    failed = python(CODE, CC=str(broken), ENTMTP_CACHE=str(tmp_path / "cache"))
+    assert failed.stdout.startswith("False")
+    assert failed.stderr == (
+        f"warning: {broken} cannot compile native.c (native.c: no such luck): decoding is slower\n"
+    )
+    assert list((tmp_path / "cache").glob("*.so")) == []
+
+
+def test_it_is_built_once(tmp_path):
+    first = native.build(tmp_path)
+    written = first.stat().st_mtime_ns
+    assert native.build(tmp_path) == first
+    assert first.stat().st_mtime_ns == written
+    assert [path.name for path in tmp_path.iterdir()] == [first.name]
