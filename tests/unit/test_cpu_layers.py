@@ -125,12 +125,13 @@ def test_a_row_does_not_depend_on_how_many_there_are():
 
 
 def test_the_fused_forward_uses_the_kernels_for_steps(tiny_folder, monkeypatch):
-    """In bfloat16; float32 has an engine of its own (test_native.py)."""
+    """Where the compiled engine (test_native.py) is not to be had."""
     from transformers import AutoModelForCausalLM
 
     from entmtp.target.llama import FusedLlama
 
     model = FusedLlama(AutoModelForCausalLM.from_pretrained(tiny_folder), torch.bfloat16, "cpu")
+    monkeypatch.setattr(model, "native", None)
     calls = []
     run = model.cpu.run
     monkeypatch.setattr(model.cpu, "run", lambda *args: calls.append(len(args[0])) or run(*args))

@@ -9,15 +9,14 @@ from torch import Tensor
 from entmtp.heads import kernels
 from entmtp.heads.children import best_children
 from entmtp.policy.growing import GrowingPolicy, rows_per_depth
-from entmtp.target.cpu import array
-from entmtp.tree.grown import GrownShape, GrownTree
+from entmtp.tree.grown import GrownShape, GrownTree, MaskPool
 
 
 class Nursery:
     """The candidates of a policy's steps, and room for the trees that are kept of them: made once, filled anew.
 
     Candidates are numbered in order of making, 0 is the root. `probability` is the product of the heads' probabilities
-    along the path. One attention-mask buffer per tree size is written in place.
+    along the path.
     """
 
     def __init__(self, policy: GrowingPolicy, groups: int, capacity: int, dtype: torch.dtype, device: str):
@@ -30,8 +29,7 @@ class Nursery:
         self.paths = np.zeros((policy.beam, policy.max_depth + 1), np.int64)
         self.order = np.zeros(policy.nodes + 1, np.int64)
         self.kept = np.zeros((3, policy.nodes + 1), np.int64)  # tokens, parents, depths
-        self.low = np.float32(torch.finfo(dtype).min)
-        self.masks = [torch.zeros(groups * n, capacity + n, dtype=dtype) for n in range(1, policy.nodes + 2)]
+        self.masks = MaskPool(policy.nodes, groups, capacity, dtype, device)
 
     def plant(self, root: int) -> int:
         """Begin a step. Returns how many parents the first head is asked about: the root, if even that."""
@@ -57,12 +55,9 @@ class Nursery:
                                   self.depth, self.order)  # fmt: skip
         tokens, parents, depths = self.kept[:, : size + 1]
         kernels.keep(self.order, size, self.tokens, self.parent, self.depth, tokens, parents, depths)
-        mask = self.masks[size]
-        kernels.tree_mask(array(mask), self.capacity, parents, self.low)
-        tokens, depths_tensor, mask = (
-            part.to(self.device) for part in (torch.from_numpy(tokens), torch.from_numpy(depths), mask)
-        )
-        return GrownTree(GrownShape(parents.tolist(), depths.tolist()), tokens, depths_tensor, mask, self.capacity)
+        shape = GrownShape(parents.tolist(), depths.tolist())
+        tokens, depths = (torch.from_numpy(part).to(self.device) for part in (tokens, depths))
+        return GrownTree(shape, tokens, depths, self.masks.fill(parents), self.capacity)
 
 
 @torch.inference_mode()

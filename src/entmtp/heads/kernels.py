@@ -7,7 +7,7 @@ target's weights through all caches (docs/LOG.md).
 import numpy as np
 from numba import njit
 
-from entmtp.target.kernels import FAST, exp, load, store
+from entmtp.target.kernels import FAST, exp, load
 
 BLOCK = 64  # most blocks hold nothing that belongs to the best and are passed over by their largest value
 
@@ -139,16 +139,3 @@ def keep(order, kept, tokens, parent, depths, kept_tokens, kept_parents, kept_de
         kept_tokens[place + 1], kept_depths[place + 1] = tokens[node], depths[node]
         above = parent[node]
         kept_parents[place + 1] = 0 if above == 0 else np.searchsorted(nodes, above) + 1
-
-
-@njit(cache=True, nogil=True)
-def tree_mask(buffer, capacity, parents, low):
-    """Additive ancestor mask into the columns from `capacity` on. buffer [groups * n, capacity + n] · parents [n]."""
-    n = len(parents)
-    for row in range(len(buffer)):
-        for j in range(n):
-            store(buffer, row, capacity + j, low)
-        node = row % n
-        while node >= 0:
-            store(buffer, row, capacity + node, np.float32(0.0))
-            node = parents[node]

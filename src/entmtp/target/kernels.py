@@ -245,3 +245,16 @@ def batch_attend(queries, keys, values, slots, lengths, groups, scale, out):
             for g in range(groups):
                 for j in range(d):
                     store(out, i, (head * groups + g) * d + j, total[g, j])
+
+
+@njit(cache=True, nogil=True)
+def tree_mask(buffer, capacity, parents, low):
+    """Additive ancestor mask into the columns from `capacity` on. buffer [groups * n, capacity + n] · parents [n]."""
+    n = len(parents)
+    for row in range(len(buffer)):
+        for j in range(n):
+            store(buffer, row, capacity + j, low)
+        node = row % n
+        while node >= 0:
+            store(buffer, row, capacity + node, np.float32(0.0))
+            node = parents[node]

@@ -12,21 +12,28 @@ LinearFn = Callable[[Tensor], Tensor]
 
 # The block layout that oneDNN chooses depends on the number of rows it is told to expect. 16 suits draft trees.
 EXPECTED_ROWS = 16
+MOST_ROWS = 96  # of a step
 
 
 def make_linear(
     weight: Tensor, bias: Tensor | None = None, pack: bool = True, native: bool = True, paired: bool = False
 ) -> LinearFn:
-    """Return x [n, in] -> [n, out]. On the CPU `weight` [out, in] is packed: in float32 for our own compiled engine
-    where there is one (`native`; `paired` as there), else for oneDNN.
+    """Return x [n, in] -> [n, out]. On the CPU `weight` [out, in] is packed: for our own compiled engine where there is
+    one (`native`; `paired` as there; its results are float32), else for oneDNN.
+
+    In bfloat16 both are: many rows go to oneDNN, which uses the processor's matrix unit.
 
     oneDNN's packing operators are private to torch, so they live in this one function and a test holds them equal to
     `F.linear` (FACTS 2: packing nearly halves a matrix product of few rows).
     """
     weight = weight.detach().contiguous()
     bias = None if bias is None else bias.detach().contiguous()
-    if pack and native and weight.device.type == "cpu" and weight.dtype == torch.float32 and library() is not None:
-        return NativeLinear(weight, bias, paired)
+    if pack and native and weight.device.type == "cpu" and library(weight.dtype) is not None:
+        few = NativeLinear(weight, bias, paired)
+        if weight.dtype == torch.float32:
+            return few
+        many = make_linear(weight, bias, native=False)
+        return lambda x: few(x) if x.numel() <= MOST_ROWS * x.shape[-1] else many(x.to(weight.dtype)).float()
     if pack and weight.device.type == "cpu" and torch.backends.mkldnn.is_available():
         try:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight, EXPECTED_ROWS)

@@ -1,21 +1,22 @@
 """The fused forward of the Llama family: q/k/v in one matrix, gate/up in one, packed weights, one KV tensor.
 
 Covers Llama, Mistral, Qwen2, SmolLM and Vicuna: RMS norm, rotary positions, SiLU-gated MLP, grouped-query attention,
-optional projection biases, tied or untied head. On a CPU in float32 the compiled engine (`target/native.py`) runs it,
+optional projection biases, tied or untied head. On a CPU the compiled engine (`target/native.py`) runs it,
 elsewhere kernels between matrix products or plain tensor operators. It is built from a loaded transformers model, which
 thus stays the one place that knows checkpoint formats, rotary variants and weight names.
 """
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from entmtp.target.cache import KVCache
-from entmtp.target.linear import make_linear
-from entmtp.target.native import NativeLayers, covers
+from entmtp.target.linear import MOST_ROWS, make_linear
+from entmtp.target.native import NativeLayers, NativeLinear, covers
 
-# Compiled kernels serve steps; beyond this many rows tensor operators, which use all threads, are as good.
-MOST_ROWS = 96
 FAMILY = ("llama", "mistral", "qwen2")
 
 
@@ -48,29 +49,31 @@ class FusedLayers:
         def cast(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.detach().to(device=device, dtype=dtype)
 
-        native = compiled and covers(self)
+        def blocks(make: Callable) -> list[tuple]:
+            def fuse(*modules, paired: bool = False):
+                weight = torch.cat([cast(m.weight) for m in modules])
+                bias = torch.cat([cast(m.bias) for m in modules]) if modules[0].bias is not None else None
+                return make(weight, bias, paired=paired)
 
-        def fuse(*modules, paired: bool = False):
-            weight = torch.cat([cast(m.weight) for m in modules])
-            bias = torch.cat([cast(m.bias) for m in modules]) if modules[0].bias is not None else None
-            return make_linear(weight, bias, native=native, paired=paired)
-
-        self.blocks = []
-        for layer in body.layers:
-            attention, mlp = layer.self_attn, layer.mlp
-            self.blocks.append(
+            return [
                 (
                     cast(layer.input_layernorm.weight),
-                    fuse(attention.q_proj, attention.k_proj, attention.v_proj),
-                    fuse(attention.o_proj),
+                    fuse(layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj),
+                    fuse(layer.self_attn.o_proj),
                     cast(layer.post_attention_layernorm.weight),
-                    fuse(mlp.gate_proj, mlp.up_proj, paired=True),
-                    fuse(mlp.down_proj),
+                    fuse(layer.mlp.gate_proj, layer.mlp.up_proj, paired=True),
+                    fuse(layer.mlp.down_proj),
                 )
-            )
+                for layer in body.layers
+            ]
+
+        native = blocks(NativeLinear) if compiled and covers(self) else None
+        # the engine's own serve many rows as well in float32; in bfloat16 these go to oneDNN and the matrix unit
+        shared = native is not None and dtype == torch.float32
+        self.blocks = native if shared else blocks(partial(make_linear, native=False))
         self.final_norm = cast(body.norm.weight)
         self._build_rotary(body, config.max_position_embeddings)
-        self.native = NativeLayers(self) if native else None
+        self.native = None if native is None else NativeLayers(self, native)
         self.cpu = self._compiled() if compiled else None
 
     def _compiled(self):
@@ -102,8 +105,9 @@ class FusedLayers:
         """
         n, start = len(x), cache.length
         cache.require(n)
-        if self.native is not None:
+        if self.native is not None and (n <= MOST_ROWS or self.dtype == torch.float32):
             return self.native.run(x, positions, cache, mask)
+        x = x.to(self.dtype)
         if self.cpu is not None and n <= MOST_ROWS and (mask is not None or n == 1):
             return self.cpu.run(x, positions, cache, mask)
         end = start + n
@@ -154,7 +158,8 @@ class FusedLlama(FusedLayers):
 
         self.embedding = cast(embedding)
         self.head_weight = self.embedding if projection.weight is embedding else cast(projection.weight)
-        self.head = make_linear(self.head_weight, None if projection.bias is None else cast(projection.bias))
+        bias = None if projection.bias is None else cast(projection.bias)
+        self.head = make_linear(self.head_weight, bias, native=compiled)
 
     def embed(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.embedding)

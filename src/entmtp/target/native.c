@@ -19,10 +19,27 @@
 
 typedef float v16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t i16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint32_t u16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint16_t h16 __attribute__((vector_size(32), aligned(2), may_alias));
 
 INLINE v16 load(const float *p) { return *(const v16 *)p; }
 INLINE void store(float *p, v16 v) { *(v16 *)p = v; }
 INLINE v16 all(float x) { return x - (v16){0}; }
+
+/* Weights, keys and values are stored as float32 or (-DHALF) bfloat16; all arithmetic is float32. */
+#ifdef HALF
+typedef uint16_t stored;
+INLINE v16 fetch(const stored *p) { return (v16)(__builtin_convertvector(*(const h16 *)p, u16) << 16); }
+INLINE stored rounded(float x) /* to nearest, ties to even */
+{
+    union { float f; uint32_t u; } bits = {x};
+    return (stored)((bits.u + 0x7fff + (bits.u >> 16 & 1)) >> 16);
+}
+#else
+typedef float stored;
+INLINE v16 fetch(const stored *p) { return load(p); }
+INLINE stored rounded(float x) { return x; }
+#endif
 INLINE v16 pick(i16 mask, v16 a, v16 b) { return (v16)((mask & (i16)a) | (~mask & (i16)b)); }
 
 INLINE float sum(v16 v)
@@ -68,7 +85,8 @@ INLINE v16 vexp(v16 x)
 /* weight: [blocks][in][LANES], bias: [blocks][LANES] or null, an even number of blocks. Block b holds the output's columns
  * from 16 b on; when `paired` (gates and what they gate), even blocks are of the first half, odd ones of the second. */
 typedef struct {
-    const float *weight, *bias;
+    const stored *weight;
+    const float *bias;
     int64_t in, out, paired;
 } Linear;
 
@@ -96,7 +114,7 @@ INLINE void put(float *out, v16 value, int64_t room, int mode)
 INLINE void tile(const int R, const int C, const Linear *l, int64_t b, const float *x, float *out, int64_t os, int mode)
 {
     const int64_t in = l->in, block = in * LANES;
-    const float *w = l->weight + b * block;
+    const stored *w = l->weight + b * block;
     v16 acc[WIDE][2];
 #pragma GCC unroll 2
     for (int c = 0; c < C; c++) {
@@ -109,7 +127,7 @@ INLINE void tile(const int R, const int C, const Linear *l, int64_t b, const flo
         v16 weight[2];
 #pragma GCC unroll 2
         for (int c = 0; c < C; c++) {
-            weight[c] = load(w + c * block);
+            weight[c] = fetch(w + c * block);
             __builtin_prefetch(w + c * block + AHEAD);
         }
 #pragma GCC unroll 24
@@ -185,14 +203,14 @@ void linear(const Linear *l, const float *x, int64_t n, float *out, int64_t thre
 }
 
 /* weight [out, in] row by row -> packed */
-void pack(const float *weight, int64_t in, int64_t out, int64_t paired, float *packed)
+void pack(const stored *weight, int64_t in, int64_t out, int64_t paired, stored *packed)
 {
     Linear l = {0, 0, in, out, paired};
     for (int64_t b = 0; b < blocks_of(&l); b++)
         for (int64_t j = 0; j < LANES; j++) {
             int64_t column = column_of(&l, b) + j;
             for (int64_t k = 0; k < in; k++)
-                packed[(b * in + k) * LANES + j] = column < out ? weight[column * in + k] : 0.0f;
+                packed[(b * in + k) * LANES + j] = column < out ? weight[column * in + k] : 0;
         }
 }
 
@@ -222,25 +240,33 @@ INLINE void norm(const float *x, const float *weight, int64_t n, int64_t size, f
     }
 }
 
-INLINE void rotate(const float *x, const float *cos, const float *sin, int64_t dim, float scale, float *out)
+/* x [dim] at its position, in place */
+INLINE void rotate(float *x, const float *cos, const float *sin, int64_t dim, float scale)
 {
     int64_t half = dim / 2;
     for (int64_t j = 0; j < half; j++) {
-        out[j] = (x[j] * cos[j] + x[j + half] * sin[j]) * scale;
-        out[j + half] = (x[j + half] * cos[j + half] + x[j] * sin[j + half]) * scale;
+        float a = x[j], b = x[j + half];
+        x[j] = (a * cos[j] + b * sin[j]) * scale;
+        x[j + half] = (b * cos[j + half] + a * sin[j + half]) * scale;
     }
+}
+
+INLINE void keep(const float *x, int64_t dim, stored *row)
+{
+    for (int64_t j = 0; j < dim; j++)
+        row[j] = rounded(x[j]);
 }
 
 /* G query heads of one row over a key head. Its keys are the context's and `extra` new ones, in order of position: masked
  * ones are not there at all, so that a row of a tree sums as the same token decoded alone would. q, out [G, 16 N];
  * scores: room for [G, stride] */
-INLINE void attend(const int N, const int G, const float *q, const float *keys, const float *values, int64_t context,
+INLINE void attend(const int N, const int G, const float *q, const stored *keys, const stored *values, int64_t context,
                    const int32_t *seen, int64_t extra, float *scores, int64_t stride, float *out)
 {
     const int64_t dim = LANES * N, total = context + extra, padded = (total + LANES - 1) / LANES * LANES;
     v16 most[4], mass[4], acc[4][8];
     for (int64_t first = 0; first < total; first += LANES) {
-        const float *key[LANES]; /* past the end: the last again */
+        const stored *key[LANES]; /* past the end: the last again */
         for (int64_t i = 0; i < LANES; i++) {
             int64_t t = first + i < total ? first + i : total - 1;
             key[i] = keys + dim * (t < context ? t : context + seen[t - context]);
@@ -250,10 +276,10 @@ INLINE void attend(const int N, const int G, const float *q, const float *keys, 
             v16 s[LANES];
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) {
-                s[i] = load(q + g * dim) * load(key[i]);
+                s[i] = load(q + g * dim) * fetch(key[i]);
 #pragma GCC unroll 8
                 for (int j = 1; j < N; j++)
-                    s[i] += load(q + g * dim + j * LANES) * load(key[i] + j * LANES);
+                    s[i] += load(q + g * dim + j * LANES) * fetch(key[i] + j * LANES);
             }
             store(scores + g * stride + first, sums(s));
         }
@@ -281,13 +307,13 @@ INLINE void attend(const int N, const int G, const float *q, const float *keys, 
             acc[g][j] = all(0);
     }
     for (int64_t t = 0; t < total; t++) {
-        const float *value = values + dim * (t < context ? t : context + seen[t - context]);
+        const stored *value = values + dim * (t < context ? t : context + seen[t - context]);
 #pragma GCC unroll 4
         for (int g = 0; g < G; g++) {
             v16 weight = all(scores[g * stride + t]);
 #pragma GCC unroll 8
             for (int j = 0; j < N; j++)
-                acc[g][j] += weight * load(value + j * LANES);
+                acc[g][j] += weight * fetch(value + j * LANES);
         }
     }
 #pragma GCC unroll 4
@@ -299,7 +325,7 @@ INLINE void attend(const int N, const int G, const float *q, const float *keys, 
     }
 }
 
-static void attend_some(int64_t n16, int64_t groups, const float *q, const float *keys, const float *values,
+static void attend_some(int64_t n16, int64_t groups, const float *q, const stored *keys, const stored *values,
                         int64_t context, const int32_t *seen, int64_t extra, float *scores, int64_t stride, float *out)
 {
     switch (n16 * 8 + groups) {
@@ -322,19 +348,19 @@ INLINE int64_t widest(const Model *m)
 int64_t scratch_size(const Model *m, int64_t n, int64_t capacity, int64_t masked, int64_t threads)
 {
     int64_t qkv = (m->heads + 2 * m->kv_heads) * m->dim, wide = m->heads * m->dim;
-    int64_t rows = n * (m->hidden * (1 + threads) + qkv + 2 * wide + m->inner + threads * widest(m));
+    int64_t rows = n * (m->hidden * (1 + threads) + qkv + wide + m->inner + threads * widest(m));
     return rows + threads * m->heads / m->kv_heads * (capacity + LANES) + n * (masked ? n + 1 : 2);
 }
 
 /* Final-norm hidden states [n, hidden] of x [n, hidden] at `positions`, whose rows go to `context`, … of the cache
  * [depth, 2, kv_heads, capacity, dim]. A row sees the context and those new rows whose entry in `mask` [n, …] (its columns
  * context, … count) is 0; without a mask itself and the rows before it. */
-void forward(const Model *m, const float *x, const int64_t *positions, int64_t n, int64_t context, const float *mask,
-             int64_t mask_stride, float *cache, int64_t capacity, float *hidden, float *scratch, int64_t threads)
+void forward(const Model *m, const float *x, const int64_t *positions, int64_t n, int64_t context, const stored *mask,
+             int64_t mask_stride, stored *cache, int64_t capacity, float *hidden, float *scratch, int64_t threads)
 {
     const int64_t h = m->hidden, d = m->dim, groups = m->heads / m->kv_heads, wide = m->heads * d;
     const int64_t qkv_size = wide + 2 * m->kv_heads * d, stride = capacity + LANES;
-    float *residual = scratch, *qkv = residual + n * h, *queries = qkv + n * qkv_size, *attended = queries + n * wide;
+    float *residual = scratch, *qkv = residual + n * h, *attended = qkv + n * qkv_size;
     float *active = attended + n * wide, *normed = active + n * m->inner, *panels = normed + threads * n * h;
     float *scores = panels + threads * n * widest(m);
     int32_t *count = (int32_t *)(scores + threads * groups * stride), *seen = count + n;
@@ -348,7 +374,7 @@ void forward(const Model *m, const float *x, const int64_t *positions, int64_t n
         }
         count[i] = 0;
         for (int64_t j = 0; j < n; j++)
-            if (mask[i * mask_stride + context + j] == 0.0f)
+            if (mask[i * mask_stride + context + j] == 0)
                 seen[i * n + count[i]++] = (int32_t)j;
     }
 #pragma omp parallel num_threads(threads)
@@ -357,29 +383,30 @@ void forward(const Model *m, const float *x, const int64_t *positions, int64_t n
         float *own = normed + me * n * h, *panel = panels + me * n * widest(m), *own_scores = scores + me * groups * stride;
         for (int64_t index = 0; index < m->depth; index++) {
             const Layer *l = m->layers + index;
-            float *keys = cache + (2 * index) * m->kv_heads * capacity * d, *values = keys + m->kv_heads * capacity * d;
+            stored *keys = cache + (2 * index) * m->kv_heads * capacity * d, *values = keys + m->kv_heads * capacity * d;
             norm(residual, l->norm1, n, h, (float)m->eps, own);
             multiply(&l->qkv, own, n, panel, qkv, qkv_size, STORE, me, all_threads);
 #pragma omp barrier
             int64_t vectors = qkv_size / d;
             for (int64_t item = n * vectors * me / all_threads; item < n * vectors * (me + 1) / all_threads; item++) {
                 int64_t i = item / vectors, head = item % vectors, key = head - m->heads, value = key - m->kv_heads;
-                const float *from = qkv + item * d, *cos = m->cos + positions[i] * d, *sin = m->sin + positions[i] * d;
-                if (key < 0)
-                    rotate(from, cos, sin, d, scale, queries + i * wide + head * d);
-                else if (value < 0)
-                    rotate(from, cos, sin, d, 1.0f, keys + (key * capacity + context + i) * d);
-                else
-                    memcpy(values + (value * capacity + context + i) * d, from, d * sizeof(float));
+                const float *cos = m->cos + positions[i] * d, *sin = m->sin + positions[i] * d;
+                float *vector = qkv + item * d;
+                if (value < 0)
+                    rotate(vector, cos, sin, d, key < 0 ? scale : 1.0f);
+                if (value >= 0)
+                    keep(vector, d, values + (value * capacity + context + i) * d);
+                else if (key >= 0)
+                    keep(vector, d, keys + (key * capacity + context + i) * d);
             }
 #pragma omp barrier
             int64_t items = n * m->kv_heads;
             for (int64_t item = items * me / all_threads; item < items * (me + 1) / all_threads; item++) {
-                int64_t head = item / n, i = item % n, at = i * wide + head * groups * d, offset = head * capacity * d;
+                int64_t head = item / n, i = item % n, first = head * groups * d, offset = head * capacity * d;
                 for (int64_t g = 0; g < groups; g += 4)
-                    attend_some(d / LANES, groups - g < 4 ? groups - g : 4, queries + at + g * d, keys + offset,
-                                values + offset, context, mask ? seen + i * n : seen, count[i], own_scores, stride,
-                                attended + at + g * d);
+                    attend_some(d / LANES, groups - g < 4 ? groups - g : 4, qkv + i * qkv_size + first + g * d,
+                                keys + offset, values + offset, context, mask ? seen + i * n : seen, count[i],
+                                own_scores, stride, attended + i * wide + first + g * d);
             }
 #pragma omp barrier
             multiply(&l->out, attended, n, panel, residual, h, ADD, me, all_threads);

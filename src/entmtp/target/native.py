@@ -26,6 +26,7 @@ FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-ffp-contract=fas
          "-fopenmp", "-fPIC", "-shared"]  # fmt: skip
 LANES = 16  # as in native.c
 CHUNK = 64 << 20
+DTYPES = (torch.float32, torch.bfloat16)
 HEAD_DIMS, POINTER, INT = (16, 32, 64, 128), ctypes.c_void_p, ctypes.c_int64
 
 
@@ -62,26 +63,30 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def build(folder: Path) -> Path:
+def build(folder: Path, dtype: torch.dtype) -> Path:
     """The shared library in `folder`, compiled unless it is there. Raises OSError or SubprocessError."""
-    key = "\x00".join([SOURCE.read_text(), *FLAGS, compiler() or "", _processor()])
+    flags = [*FLAGS, *(["-DHALF"] if dtype == torch.bfloat16 else [])]
+    key = "\x00".join([SOURCE.read_text(), *flags, compiler() or "", _processor()])
     path = folder / f"native-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f"{path.name}.{os.getpid()}.partial"
-        subprocess.run([compiler(), *FLAGS, str(SOURCE), "-o", str(partial), "-lm"], check=True, capture_output=True)
+        subprocess.run([compiler(), *flags, str(SOURCE), "-o", str(partial), "-lm"], check=True, capture_output=True)
         partial.rename(path)
     return path
 
 
 @cache
-def library() -> ctypes.CDLL | None:
-    """The engine, or None (said once) where it cannot be had. ENTMTP_NATIVE=0 does without it."""
-    if os.environ.get("ENTMTP_NATIVE") == "0" or compiler() is None:
+def library(dtype: torch.dtype) -> ctypes.CDLL | None:
+    """The engine for weights and cache of this dtype, or None (said once) where it cannot be had.
+
+    ENTMTP_NATIVE=0 does without it.
+    """
+    if os.environ.get("ENTMTP_NATIVE") == "0" or compiler() is None or dtype not in DTYPES:
         return None
     for folder in (cache_folder(), Path(tempfile.gettempdir()) / f"entmtp-{os.getuid()}"):
         try:
-            made = ctypes.CDLL(str(build(folder)))
+            made = ctypes.CDLL(str(build(folder, dtype)))
         except subprocess.SubprocessError as error:
             said = (getattr(error, "stderr", b"") or b"").decode(errors="replace").strip().splitlines()
             why = next((line for line in said if "error" in line), (said or [error])[0])
@@ -103,16 +108,16 @@ class Arena:
     """Memory for packed weights in large pieces, so that the kernel can back it with huge pages."""
 
     def __init__(self):
-        self.room, self.used, self.memory = 0, 0, None
+        self.size, self.used, self.memory = 0, 0, None
 
-    def floats(self, count: int) -> Tensor:
-        size = -(-4 * count // 64) * 64
-        if self.used + size > self.room:
-            self.room, self.used = max(CHUNK, size), 0
-            self.memory = mmap.mmap(-1, self.room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    def room_for(self, count: int, dtype: torch.dtype) -> Tensor:
+        size = -(-dtype.itemsize * count // 64) * 64
+        if self.used + size > self.size:
+            self.size, self.used = max(CHUNK, size), 0
+            self.memory = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 self.memory.madvise(mmap.MADV_HUGEPAGE)
-        made = torch.frombuffer(self.memory, dtype=torch.float32, count=count, offset=self.used)
+        made = torch.frombuffer(self.memory, dtype=dtype, count=count, offset=self.used)
         self.used += size
         return made
 
@@ -121,7 +126,8 @@ ARENA = Arena()
 
 
 class NativeLinear:
-    """x [..., in] -> [..., out] in float32; a row's result does not depend on the other rows.
+    """x [..., in] -> [..., out], in and out of it float32, by a weight of either dtype; a row's result does not depend on
+    the other rows.
 
     `paired`: blocks of both halves of the columns alternate (gates and what they gate), for the fused layers.
     """
@@ -129,20 +135,20 @@ class NativeLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None, paired: bool = False):
         self.outputs, self.inputs = weight.shape
         self.weight = self._packed(weight, paired)
-        self.bias = None if bias is None else self._packed(bias[:, None], paired)
+        self.bias = None if bias is None else self._packed(bias[:, None].float(), paired)
         self.struct = _Linear(self.weight.data_ptr(), None if bias is None else self.bias.data_ptr(), self.inputs,
                               self.outputs, int(paired))  # fmt: skip
-        self.at, self.function = ctypes.addressof(self.struct), library().linear
+        self.at, self.function = ctypes.addressof(self.struct), library(weight.dtype).linear
 
     def _packed(self, weight: Tensor, paired: bool) -> Tensor:
         weight = weight.contiguous()
         outputs, inputs = weight.shape
-        packed = ARENA.floats(-(-outputs // (2 * LANES)) * 2 * LANES * inputs)
-        library().pack(weight.data_ptr(), inputs, outputs, int(paired), packed.data_ptr())
+        packed = ARENA.room_for(-(-outputs // (2 * LANES)) * 2 * LANES * inputs, weight.dtype)
+        library(weight.dtype).pack(weight.data_ptr(), inputs, outputs, int(paired), packed.data_ptr())
         return packed
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
+        x = x.float().contiguous()
         out = torch.empty(*x.shape[:-1], self.outputs)
         self.function(self.at, x.data_ptr(), x.numel() // self.inputs, out.data_ptr(), torch.get_num_threads())
         return out
@@ -152,19 +158,19 @@ def covers(layers) -> bool:
     """Whether the engine computes these FusedLayers."""
     sizes = (layers.hidden_size, layers.intermediate_size, layers.head_dim)
     return (
-        layers.device == "cpu" and layers.dtype == torch.float32 and layers.head_dim in HEAD_DIMS
-        and not any(size % LANES for size in sizes) and library() is not None
+        layers.device == "cpu" and layers.head_dim in HEAD_DIMS and not any(size % LANES for size in sizes)
+        and library(layers.dtype) is not None
     )  # fmt: skip
 
 
 class NativeLayers:
-    """Runs a FusedLayers' weights: the whole stack in one call. `blocks` hold NativeLinears."""
+    """Runs a FusedLayers' weights: the whole stack in one call. `blocks` are as there, of NativeLinears."""
 
-    def __init__(self, layers):
-        self.layers, self.function = layers, library().forward
+    def __init__(self, layers, blocks: list[tuple]):
+        self.layers, self.library = layers, library(layers.dtype)
         made = (_Layer * layers.layers)()
-        self.kept: list[Tensor] = []  # what the structures point to
-        for index, (norm1, qkv, out, norm2, up, down) in enumerate(layers.blocks):
+        self.kept: list[object] = [blocks]  # what the structures point to
+        for index, (norm1, qkv, out, norm2, up, down) in enumerate(blocks):
             made[index] = _Layer(self._at(norm1), self._at(norm2), qkv.struct, out.struct, up.struct, down.struct)
         cos, sin = layers.rotary
         self.made = made
@@ -174,19 +180,20 @@ class NativeLayers:
         self.at, self.scratch = ctypes.addressof(self.model), torch.empty(0)
 
     def _at(self, tensor: Tensor) -> int:
-        self.kept.append(tensor.detach().float().contiguous())
-        return self.kept[-1].data_ptr()
+        values = tensor.detach().float().contiguous()
+        self.kept.append(values)
+        return values.data_ptr()
 
     def run(self, x: Tensor, positions: Tensor, cache: KVCache, mask: Tensor | None) -> Tensor:
         """As FusedLayers.run. Masks are 0 or very negative, and 0 on the whole context, as all of ours are."""
         n, threads = len(x), torch.get_num_threads()
-        x, hidden = x.contiguous(), torch.empty(n, self.layers.hidden_size)
-        size = library().scratch_size(self.at, n, cache.capacity, int(mask is not None), threads)
+        x, hidden = x.float().contiguous(), torch.empty(n, self.layers.hidden_size)
+        size = self.library.scratch_size(self.at, n, cache.capacity, int(mask is not None), threads)
         if size > len(self.scratch):
             self.scratch = torch.empty(size)
-        self.function(
+        self.library.forward(
             self.at, x.data_ptr(), positions.data_ptr(), n, cache.length, None if mask is None else mask.data_ptr(),
             0 if mask is None else mask.stride(0), cache.data.data_ptr(), cache.capacity, hidden.data_ptr(),
             self.scratch.data_ptr(), threads,
         )  # fmt: skip
-        return hidden
+        return hidden.to(self.layers.dtype)

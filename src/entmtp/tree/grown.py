@@ -1,7 +1,11 @@
 """Trees that are grown anew at each step from the heads' own probabilities, instead of picked from a bank."""
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from entmtp.target.cpu import array
+from entmtp.target.kernels import tree_mask
 from entmtp.tree.topology import Topology
 
 
@@ -21,3 +25,17 @@ class GrownTree:
 
     def mask_slice(self, context: int) -> Tensor | None:
         return None if self.n == 1 else self._mask[:, self._capacity - context :]
+
+
+class MaskPool:
+    """One attention-mask buffer per tree size, written in place: a step allocates nothing."""
+
+    def __init__(self, max_nodes: int, groups: int, capacity: int, dtype: torch.dtype, device: str):
+        self.capacity, self.device, self.low = capacity, device, np.float32(torch.finfo(dtype).min)
+        self.buffers = [torch.zeros(groups * n, capacity + n, dtype=dtype) for n in range(1, max_nodes + 2)]
+
+    def fill(self, parents: list[int]) -> Tensor:
+        """Buffer [groups * n, capacity + n]: zeros on the context, the ancestors of n nodes on the right."""
+        buffer = self.buffers[len(parents) - 1]
+        tree_mask(array(buffer), self.capacity, np.asarray(parents), self.low)
+        return buffer.to(self.device)
