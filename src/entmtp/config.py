@@ -59,6 +59,7 @@ __all__ = [
     "validate",
 ]
 
+KINDS = ("ar", "static", "star", "ladder", "tau", "cost_aware", "adaptive", "bandit", "dynamic", "marginal")
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
@@ -134,7 +135,8 @@ def _check_values(config: Config) -> None:
         "bank.basis": (config.bank.basis, ("measured", "predicted")),
         "tracking.mode": (config.tracking.mode, ("offline", "online", "disabled")),
         "target.forward": (config.target.forward, ("auto", "fused", "generic")),
-        "policy.kind": (config.policy.kind, ("ar", "static", "star", "ladder", "tau", "dynamic", "marginal")),
+        "policy.kind": (config.policy.kind, KINDS),
+        "policy.model": (config.policy.model, (None, "single", "multi")),
         "heads.arch": (config.heads.arch, ("medusa", "hydra")),
         "distill.dtype": (config.distill.dtype, ("float32", "bfloat16")),
         "task.scoring": (config.task.scoring, (None, "number", "sequence", "word")),
@@ -152,6 +154,8 @@ def _check_values(config: Config) -> None:
         "growth.beam": config.growth.beam,
         "growth.children": config.growth.children,
         "policy.nodes": config.policy.nodes,
+        "policy.bins": config.policy.bins,
+        "policy.memory": 1 if config.policy.memory is None else config.policy.memory,
         "corpus.shards": config.corpus.shards,
         "distill.k_max": config.distill.k_max,
         "distill.spacing": config.distill.spacing,

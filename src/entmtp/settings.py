@@ -202,14 +202,19 @@ class BankConfig:
 @dataclass
 class PolicyConfig:
     name: str = "entmtp_tau"
-    kind: str = "tau"  # ar | static | star | ladder | tau | dynamic | marginal
+    kind: str = "tau"  # ar | static | star | ladder | tau | cost_aware | adaptive | bandit | dynamic | marginal
     heads: str | None = "hydra"
     tree: str | None = None  # kind static: name of a default tree
-    depth: int | None = None  # path value's depth; null: fitted on the calibration split
+    depth: int | None = None  # path value's (cost_aware: the deepest tried); null: fitted on the calibration split
     tau_on: float | None = None  # null: fitted
     tau_off: float | None = None
     nodes: int = 16  # dynamic, marginal: nodes of the largest tree
-    bins: int = 12  # ladder: quantile bins of the path value
+    bins: int = 12  # ladder: quantile bins of the path value; cost_aware, adaptive: pieces of a signal's curve
+    signals: list[str] = field(default_factory=list)  # cost_aware, adaptive (policy/cost_aware.py); none: chosen
+    model: str | None = None  # choose among single signals or among several at once: single | multi; null: among both
+    folds: int = 5  # of the cross-validation over calibration prompts that chooses
+    memory: int | None = None  # adaptive: steps that its corrections look back on; null: chosen
+    explore: float = 0.2  # bandit: how much an untried tree is favoured
     label: str | None = None
 
 

@@ -81,31 +81,32 @@ def _evaluate(config: Config) -> dict:
     if config.policy.kind in GROWING:
         calib.growth = load_growth(_need(config, run / "traces" / kind / f"{task}.calib.growth.npz"))
     fitted = fit_policy(config.policy, bank, calib, latency)
-    policy = build_policy(fitted, bank)
-    statics = [build_policy({"policy": "static", "kind": "star", "trees": [i]}, bank) for i in range(len(bank.trees))]
+    statics = [{"policy": "static", "kind": "star", "trees": [index]} for index in range(len(bank.trees))]
     if config.sweep.engine == "live":
-        counts, star = _live(config, kind, [policy, statics[bank.star]])
+        counts, star = _live(config, kind, [build_policy(one, bank) for one in (fitted, statics[bank.star])])
     else:
-        path = _need(config, run / "traces" / kind / f"{task}.{split}.parquet")
-        trace = calib if split == "calib" else Trace.from_frame(read_parquet(path))
-        if config.policy.kind in GROWING:
-            raise EntmtpError(f"policy {policy.name} grows its trees: sweep it with sweep.engine=live")
-        counts = _replay(trace, policy, bank, latency)
+        trace = calib
+        if split != "calib":
+            trace = Trace.from_frame(read_parquet(_need(config, run / "traces" / kind / f"{task}.{split}.parquet")))
+            if config.policy.kind in GROWING:
+                path = _need(config, run / "traces" / kind / f"{task}.{split}.growth.npz")
+                trace.growth = load_growth(path)
+        counts = _replay(trace, fitted, bank, latency)
         star = max((_replay(trace, static, bank, latency) for static in statics), key=lambda c: c["tokens_per_s"])
     ratio = counts["tokens_per_s"] / star["tokens_per_s"]
     optimum = {"star_tokens_per_s": star["tokens_per_s"], "star_nodes": star["trees"][0], "over_star": ratio}
     return {**{key: fitted[key] for key in ("tau_on", "tau_off", "depth")}, **counts, **optimum}
 
 
-def _replay(trace, policy, bank, latency) -> dict:
-    """Replayed counts, and milliseconds as the fit predicts them."""
+def _replay(trace, fitted: dict, bank, latency) -> dict:
+    """Replayed counts of a fitted policy, and milliseconds as the fit predicts them."""
     from entmtp.calibration.replay import replay_policy
-    from entmtp.policy.fit import step_times
+    from entmtp.policy.fit import build_policy, replayed_speed
 
+    policy = build_policy(fitted, bank)
     steps = [step for run in replay_policy(trace, policy) for step in run]
-    step_ms = step_times(bank, latency, policy.trees, policy.depth)
-    milliseconds = sum(step_ms[step.tree] for step in steps)
     tokens = int(trace.bounds[-1]) - len(trace.prompts)  # the last token of a text needs no step
+    milliseconds = 1000 * tokens / replayed_speed(fitted, bank, trace, latency)
     return _counts(policy, [(step.tree, step.accepted) for step in steps], tokens, milliseconds, len(trace.prompts))
 
 

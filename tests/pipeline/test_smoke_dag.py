@@ -10,7 +10,8 @@ from entmtp.evaluation.schema import check_schema
 
 from .conftest import ROOT, snakemake
 
-POLICIES = ["ar", "medusa", "hydra", "entmtp_star", "entmtp_ladder", "entmtp_tau", "entmtp_tau_medusa", "marginal"]
+POLICIES = ["ar", "medusa", "hydra", "entmtp_star", "entmtp_ladder", "entmtp_tau", "entmtp_tau_medusa", "marginal",
+            "cost_aware", "adaptive", "bandit"]  # fmt: skip
 
 
 def test_products_exist(smoke):

@@ -109,6 +109,19 @@ def test_joblib_launcher_and_open_thresholds(world):
     assert rows.loc["entmtp_star", "over_star"] <= 1 and rows.loc["ar", "accept_length"] == 1
 
 
+def test_every_kind_of_policy_can_be_swept(world):
+    out = world / "kinds"
+    done = sweep(
+        world, "-m", "task=sharegpt", "policy=cost_aware,adaptive,bandit", f"hydra.sweep.dir={out}",
+        "tracking=disabled",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = pd.read_parquet(out / "rows.parquet")
+    assert list(rows["policy"]) == ["cost_aware", "adaptive", "bandit"]
+    assert (rows["tokens_per_s"] > 0).all() and (rows["tokens"] == rows["tokens"][0]).all()
+    assert all(sum(shares) == pytest.approx(1) for shares in rows["shares"])
+
+
 def test_live_engine_measures(world):
     out = world / "live"
     done = sweep(

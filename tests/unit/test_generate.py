@@ -38,6 +38,11 @@ def world(tmp_path_factory, tiny_folder, tiny_heads):
     write_json(trees / "policy" / "entmtp_tau.json", {**base, "policy": "entmtp_tau", "kind": "tau", **tau})
     ladder = {"depth": 1, "thresholds": [0.01, 0.02], "trees": [0, 1, 2]}
     write_json(trees / "policy" / "entmtp_ladder.json", {**base, "policy": "entmtp_ladder", "kind": "ladder", **ladder})
+    curve = {"signal": "draft_1", "knots": [0.01, 0.3], "accepted": [[0.0, 0.0], [0.1, 0.5], [0.1, 0.9]]}
+    priced = {"floor": [0.0, 0.1, 0.1], "curves": [curve], "step_ms": [1.0, 1.1, 1.2], "rate": 1.0, "accepted": 0.1,
+              "window": 8, "memory": 4, "cross_validation": []}  # fmt: skip
+    adaptive = {"policy": "adaptive", "kind": "adaptive", "trees": [0, 1, 2], "depth": 1, "cost_aware": priced}
+    write_json(trees / "policy" / "adaptive.json", {**base, **adaptive})
     return root
 
 
@@ -56,7 +61,7 @@ def call(world, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize("policy", ["entmtp_tau", "entmtp_ladder", "hydra", "medusa"])
+@pytest.mark.parametrize("policy", ["entmtp_tau", "entmtp_ladder", "adaptive", "hydra", "medusa"])
 def test_same_text_as_plain_decoding(call, policy):
     status, plain, line = call("Tell me a story", "policy=ar", "max_new_tokens=40")
     assert status == 0 and len(plain) > 5
@@ -89,7 +94,7 @@ def test_prompt_from_stdin_and_without_chat(call):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["Hi", "policy=nope"], "unknown policy 'nope': choose one of ar, dynamic, entmtp_ladder"),
+        (["Hi", "policy=nope"], "unknown policy 'nope': choose one of adaptive, ar, bandit, cost_aware, dynamic"),
         (["Hi", "policy=entmtp_star"], "no fitted policy 'entmtp_star' for task 'sharegpt'"),
         (["Hi", "policy=entmtp_tau", "policy.tau_on=0.1", "policy.tau_off=0.3"], "tau_off=0.3 must not exceed"),
         (["Hi", "policy=entmtp_tau", "policy.depth=9"], "policy.depth=9 exceeds the 4 draft heads"),

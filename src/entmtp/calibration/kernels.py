@@ -100,6 +100,54 @@ def sweep_tau(lengths, signal, bounds, pairs, start, uses):
 
 
 @njit(cache=True, nogil=True)
+def interpolated(x, knots, values):
+    """Piecewise linear, flat beyond the knots: Curve.add's very arithmetic, for one tree."""
+    piece = min(max(np.searchsorted(knots, x, side="right") - 1, 0), len(knots) - 2)
+    low = knots[piece]
+    weight = min(max((x - low) / (knots[piece + 1] - low), 0.0), 1.0)
+    return values[piece] + weight * (values[piece + 1] - values[piece])
+
+
+@njit(cache=True, nogil=True)
+def walk_cost_aware(lengths, estimates, last_knots, last_curve, mean_knots, mean_curve, step_ms, rate, start, window,
+                    memory, bounds, chosen, history):  # fmt: skip
+    """CostAwarePolicy's very rules (AdaptivePolicy's with `memory` > 0): the tree of every step into `chosen` [N], the
+    last accept and its running mean as it saw them into `history` [N, 2]; other positions keep what they held.
+
+    `estimates` [K, N]: of the position's own signals; the curves of the last accept and of the running mean [K, M] are
+    empty where the policy has none.
+    """
+    for text in range(len(bounds) - 1):
+        i, end = bounds[text], bounds[text + 1] - 1
+        last, mean, got, promised, taken = start, start, start, start, (1 + start) / rate
+        while i < end:
+            factor, price = 1.0, rate
+            if memory > 0:
+                factor = got / promised if promised > 0 else 1.0
+                price = (1 + got) / taken
+            best, most, promise = 0, -np.inf, 0.0
+            for tree in range(len(lengths)):
+                estimate = estimates[tree, i]
+                if len(last_knots):
+                    estimate += interpolated(last, last_knots, last_curve[tree])
+                if len(mean_knots):
+                    estimate += interpolated(mean, mean_knots, mean_curve[tree])
+                worth = factor * estimate - price * step_ms[tree]
+                if worth > most:
+                    best, most, promise = tree, worth, estimate
+            chosen[i] = best
+            history[i, 0], history[i, 1] = last, mean
+            count = lengths[best, i]
+            last = float(count)
+            mean += (count - mean) / window
+            if memory > 0:
+                got += (count - got) / memory
+                promised += (promise - promised) / memory
+                taken += (step_ms[best] - taken) / memory
+            i += count + 1
+
+
+@njit(cache=True, nogil=True)
 def shortest(lengths, step_ms, bounds, choices):
     """Fastest schedule with perfect foresight: milliseconds of all texts; each position's best tree into `choices` [N].
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from entmtp.calibration import kernels
 from entmtp.calibration.growth import GrowthTrace, replay_growth
 from entmtp.errors import EntmtpError
+from entmtp.policy.cost_aware import AdaptivePolicy, CostAwarePolicy, Curve, read_signal
 from entmtp.policy.growing import GrowingPolicy
 from entmtp.policy.schedulers import LadderPolicy, Policy, TauPolicy
 from entmtp.tree.topology import Tree
@@ -69,6 +70,15 @@ class Trace:
         if depth not in self._values:
             self._values[depth] = np.concatenate([prompt.path_values[:, depth] for prompt in self.prompts])
         return self._values[depth]
+
+    def signal(self, name: str) -> NDArray[np.float64]:
+        """`path_d`, or `draft_d` = s_d / s_0, at every position: [N]."""
+        kind, depth = read_signal(name)
+        return self.path_values(depth) / self.path_values(0) if kind == "draft" else self.path_values(depth)
+
+    def part(self, prompts: list[int]) -> "Trace":
+        """Some of the texts, by their places, without expansions."""
+        return Trace([self.prompts[number] for number in prompts])
 
     def length(self, tree: Tree) -> NDArray[np.int64]:
         """num_accepted of `tree` at every position: [N]."""
@@ -154,16 +164,34 @@ def replay_policy(trace: Trace, policy: Policy) -> list[list[ReplayStep]]:
     for index, prompt in enumerate(trace.prompts):
         policy.reset()
         accepted = [per_tree[index] for per_tree in acceptance]
-        signals = prompt.path_values[:, policy.depth].tolist() if policy.depth is not None else None
+        values = seen_values(prompt, policy)
         steps, i, last = [], 0, len(prompt) - 1
         while i < last:
-            s = signals[i] if signals is not None else float("nan")
-            tree = policy.choose(s)
+            tree = policy.decide(values[i])
             count = accepted[tree][i]
-            steps.append(ReplayStep(i, tree, count, s))
+            policy.observe(count)
+            steps.append(ReplayStep(i, tree, count, values[i][-1] if values[i] else float("nan")))
             i += count + 1
         runs.append(steps)
     return runs
+
+
+def seen_values(prompt: PromptTrace, policy: Policy) -> list[list[float]]:
+    """Path values s_0..s_depth as `policy` sees them at every position of a text; empty ones without a depth."""
+    if policy.depth is None:
+        return [[]] * len(prompt)
+    values = prompt.path_values[:, : policy.depth + 1]
+    return (values if policy.base else values / values[:, :1]).tolist()
+
+
+def margin_at(prompt: PromptTrace, policy: Policy, steps: list[ReplayStep], at: int) -> float:
+    """The policy's margin at step `at` of its replayed run over one text."""
+    values = seen_values(prompt, policy)
+    policy.reset()
+    for step in steps[:at]:
+        policy.decide(values[step.position])
+        policy.observe(step.accepted)
+    return policy.margin(values[steps[at].position])
 
 
 def _replay_growing(trace: Trace, policy: GrowingPolicy) -> list[list[ReplayStep]]:
@@ -193,6 +221,9 @@ def replay_uses(trace: Trace, policy: Policy) -> NDArray[np.int64]:
     elif type(policy) is LadderPolicy:
         choices = np.searchsorted(policy.thresholds, trace.path_values(policy.depth), side="left")
         kernels.walk_choices(lengths, choices, trace.bounds, uses)
+    elif isinstance(policy, CostAwarePolicy):
+        chosen, _ = cost_aware_run(trace, policy)
+        uses += np.bincount(chosen[chosen >= 0], minlength=len(uses))
     elif type(policy) is Policy:
         uses[policy.start] = kernels.walk(lengths[policy.start], trace.bounds)[0]
     else:
@@ -200,6 +231,33 @@ def replay_uses(trace: Trace, policy: Policy) -> NDArray[np.int64]:
             for step in steps:
                 uses[step.tree] += 1
     return uses
+
+
+def cost_aware_run(trace: Trace, policy: CostAwarePolicy) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The policy's run over all texts, compiled: the tree of each position's step, -1 where none starts [N], and what
+    `last` and `mean` were there [N, 2]."""
+    lengths = trace.lengths(policy.trees)
+    estimates = np.repeat(np.asarray(policy.floor, dtype=float)[:, None], lengths.shape[1], axis=1)
+    history = {name: (np.zeros(0), np.zeros((len(policy.trees), 0))) for name in ("last", "mean")}
+    for curve in policy.curves:
+        if curve.signal in history:
+            history[curve.signal] = np.array(curve.knots), np.array(curve.accepted)
+        else:
+            estimates += curve_values(curve, trace.signal(curve.signal))
+    chosen, seen = np.full(lengths.shape[1], -1), np.full((lengths.shape[1], 2), np.nan)
+    memory = float(policy.memory) if isinstance(policy, AdaptivePolicy) else 0.0
+    kernels.walk_cost_aware(lengths, estimates, *history["last"], *history["mean"], np.asarray(policy.step_ms, float),
+                            policy.rate, policy.accepted, float(policy.window), memory, trace.bounds, chosen,
+                            seen)  # fmt: skip
+    return chosen, seen
+
+
+def curve_values(curve: Curve, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[trees, N]: the curve at each x, by Curve.add's very arithmetic."""
+    knots, accepted = np.array(curve.knots), np.array(curve.accepted)
+    piece = np.clip(np.searchsorted(knots, x, side="right") - 1, 0, len(knots) - 2)
+    weight = np.clip((x - knots[piece]) / (knots[piece + 1] - knots[piece]), 0.0, 1.0)
+    return accepted[:, piece] + weight * (accepted[:, piece + 1] - accepted[:, piece])
 
 
 def replay_milliseconds(trace: Trace, policy: Policy, step_ms: list[float]) -> float:

@@ -6,7 +6,8 @@ Batch size is 1: a step's tree is one sequence's; batches would need ragged tree
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import prod
+from itertools import accumulate
+from operator import mul
 
 import torch
 from torch import Tensor
@@ -33,10 +34,10 @@ class Step:
     nodes: int
     accepted: int
     node: int  # the tree's node that the last committed token belongs to
-    signal: float  # path value that the policy saw; NaN when it looks at none
+    signal: float  # deepest path value that the policy saw; NaN when it looks at none
     seconds: float
     scheduler_seconds: float  # signal, choice and switch
-    switch_seconds: float  # choice and switch alone
+    switch_seconds: float  # choice and switch alone, and what the policy learns from the step
     tokens: list[int]
 
 
@@ -163,9 +164,12 @@ class Decoder:
             nodes, tokens, hidden, logits, root = self._verify(tree, root, chooser, decoding)
             committed = cut([tokens[node] for node in nodes], stop, budget - count)
             count += len(committed)
-            seconds = time.perf_counter() - begin
             last = len(committed) - 1
-            yield Step(index, tree.n - 1, last, nodes[last], signal, seconds, scheduler, switch, committed)
+            done = time.perf_counter()
+            policy.observe(last)
+            end = time.perf_counter()
+            yield Step(index, tree.n - 1, last, nodes[last], signal, end - begin, scheduler + end - done,
+                       switch + end - done, committed)  # fmt: skip
             if committed[-1] in stop or count == budget:
                 return
 
@@ -198,8 +202,8 @@ class Decoder:
     def _schedule(
         self, policy: Policy, trees: list[CompiledTree], hidden: Tensor, logits: Tensor, root: int
     ) -> tuple[float, int, CompiledTree, float, float]:
-        """Path value of this position, the tree's index, the tree, and two times in seconds: signal, choice and switch
-        together; choice and switch alone.
+        """The deepest path value of this position, the tree's index, the tree, and two times in seconds: signal, choice
+        and switch together; choice and switch alone.
 
         The heads' forward along the greedy path is part of proposing and is not counted as scheduling.
         """
@@ -208,17 +212,19 @@ class Decoder:
         if policy.depth is not None:
             self.drafter.extend(policy.depth)
         begin = time.perf_counter()
-        signal = float("nan") if policy.depth is None else self._path_value(policy.depth, logits)
+        values = [] if policy.depth is None else self._path_values(policy, logits)
         known = time.perf_counter()
-        index = policy.choose(signal)
+        index = policy.decide(values)
         tree = trees[index]
         end = time.perf_counter()
-        return signal, index, tree, end - begin, end - known
+        return values[-1] if values else float("nan"), index, tree, end - begin, end - known
 
-    def _path_value(self, depth: int, logits: Tensor) -> float:
-        """s_depth (DESIGN 3): the base top-1 probability times the heads' along the greedy path. [1, V] -> float."""
-        value = float(top1_prob(logits))
-        return value * prod(self.drafter.greedy_probs(depth).tolist()) if depth else value
+    def _path_values(self, policy: Policy, logits: Tensor) -> list[float]:
+        """s_0..s_depth (DESIGN 3): the base top-1 probability (1 for a policy that does not look at it), times the
+        heads' along the greedy path one by one. logits [1, V]."""
+        base = float(top1_prob(logits)) if policy.base else 1.0
+        heads = self.drafter.greedy_probs(policy.depth).tolist() if policy.depth else []
+        return list(accumulate([base, *heads], mul))
 
     def _verify(self, tree: CompiledTree | GrownTree, root: int, chooser: Chooser, decoding: DecodingConfig):
         """Draft, one target forward, acceptance, commit.

@@ -3,7 +3,7 @@
 import torch
 
 from entmtp.calibration.growth import decision_margin
-from entmtp.calibration.replay import Trace, replay_policy
+from entmtp.calibration.replay import Trace, margin_at, replay_policy
 from entmtp.decoding.engine import make_chooser
 from entmtp.decoding.sampling import Chooser
 from entmtp.policy.growing import GrowingPolicy
@@ -58,7 +58,8 @@ def replay_verdict(trace: Trace, policy: Policy, rows: list[dict], tie_gap: floa
     """Live steps of `rows` (one policy) against replay: equal, tie or fail, with the first difference of each prompt.
 
     A differing num_accepted is a numerical tie when a draft logit of the true token lies within `tie_gap` of a
-    rival's somewhere on the path; a differing tree when the signal lies within `tie_gap` of a threshold of the policy.
+    rival's somewhere on the path; a differing tree when the live signal is replay's and the decision lies within
+    `tie_gap` of another tree (Policy.margin).
     """
     runs = {
         prompt.prompt_id: (prompt, steps)
@@ -84,10 +85,9 @@ def replay_verdict(trace: Trace, policy: Policy, rows: list[dict], tie_gap: floa
             if live[at][0] == expected[at][0]:
                 distance = min(distance, float(prompt.gaps[step.position].min()))
         elif live[at][0] != expected[at][0]:
-            signal = row["step_signal"][at]
-            edges = [abs(step.signal - threshold) for threshold in policy.edges]
-            distance = max(min(edges, default=float("inf")), abs(step.signal - signal) if edges else float("inf"))
-            what = "tree"
+            seen = policy.depth is not None  # without a signal there is nothing that rounds
+            apart = abs(step.signal - row["step_signal"][at]) if seen else float("inf")
+            what, distance = "tree", max(margin_at(prompt, policy, replayed, at), apart)
         else:
             depth = max(live[at][1], expected[at][1]) + 1
             distance = float(prompt.gaps[step.position, :depth].min())

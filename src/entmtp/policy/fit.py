@@ -9,6 +9,8 @@ from entmtp.calibration.latency_table import LatencyTable
 from entmtp.calibration.replay import Trace, replay_milliseconds
 from entmtp.config import PolicyConfig
 from entmtp.errors import EntmtpError
+from entmtp.policy.bandit import BanditPolicy
+from entmtp.policy.cost_aware import AdaptivePolicy, CostAwarePolicy, Curve
 from entmtp.policy.growing import Calibration, GrowingPolicy
 from entmtp.policy.schedulers import LadderPolicy, Policy, TauPolicy
 from entmtp.tree.bank import Bank
@@ -16,6 +18,7 @@ from entmtp.tree.defaults import default_tree
 from entmtp.tree.topology import Tree
 
 GROWING = ("dynamic", "marginal")
+COST_AWARE = ("cost_aware", "adaptive")
 
 
 def build_policy(config: dict, bank: Bank | None) -> Policy:
@@ -36,13 +39,26 @@ def build_policy(config: dict, bank: Bank | None) -> Policy:
         return Policy(name, trees)
     if kind == "ladder":
         return LadderPolicy(name, trees, config["start"], config["depth"], config["thresholds"])
+    if kind in COST_AWARE:
+        return _build_cost_aware(name, trees, config["start"], config["cost_aware"])
+    if kind == "bandit":
+        return BanditPolicy(name, trees, **config["bandit"])
     return TauPolicy(name, trees, config["start"], config["depth"], config["tau_on"], config["tau_off"])
+
+
+def _build_cost_aware(name: str, trees: list[Tree], start: int, fitted: dict) -> CostAwarePolicy:
+    own = {key: value for key, value in fitted.items() if key not in ("curves", "memory", "cross_validation")}
+    own["curves"] = [Curve(**curve) for curve in fitted["curves"]]
+    if fitted["memory"] is None:
+        return CostAwarePolicy(name, trees, start, **own)
+    return AdaptivePolicy(name, trees, start, **own, memory=fitted["memory"])
 
 
 def fit_policy(config: PolicyConfig, bank: Bank | None, trace: Trace | None, latency: LatencyTable | None) -> dict:
     """Fit what `config` leaves open (null). Returns the content of `policy.json`."""
     base = {"policy": config.name, "kind": config.kind, "heads": config.heads, "tree": config.tree, "depth": None,
-            "tau_on": None, "tau_off": None, "thresholds": None, "trees": [], "start": 0, "growing": None}  # fmt: skip
+            "tau_on": None, "tau_off": None, "thresholds": None, "trees": [], "start": 0, "growing": None,
+            "cost_aware": None, "bandit": None}  # fmt: skip
     if config.kind in ("ar", "static"):
         return base
     fitter = _Fitter(config, bank, trace, latency)
@@ -120,10 +136,28 @@ class _Fitter:
         return replayed_speed(fitted, self.bank, self.trace, self.latency)
 
     def fit(self, kind: str) -> dict:
+        """What `build_policy` needs of the policy, fitted."""
+        if kind in COST_AWARE:
+            return self._cost_aware()
+        if kind == "bandit":
+            return self._bandit()
         options = [option for depth in self.depths for option in getattr(self, f"_{kind}_options")(depth)]
         named = [{"policy": self.config.name, "kind": kind, **option} for option in options]
         best = max(named, key=self.speed)
         return {key: value for key, value in best.items() if key not in ("policy", "kind")}
+
+    def _cost_aware(self) -> dict:
+        """Its signals are chosen by cross-validation, not by the speed on the texts that it was fitted to."""
+        from entmtp.policy.fit_cost_aware import CostAwareFitter, fitted_json
+
+        policy, tried = CostAwareFitter(self.config, self.bank, self.latency).choose(self.trace)
+        trees = list(range(len(policy.trees)))
+        return {"depth": policy.depth, "trees": trees, "start": policy.start, "cost_aware": fitted_json(policy, tried)}
+
+    def _bandit(self) -> dict:
+        """Nothing is calibrated: trees and milliseconds are the bank's."""
+        trees = list(range(len(self.bank.trees)))
+        return {"trees": trees, "bandit": {"explore": self.config.explore, "step_ms": self.step_ms(None, trees)}}
 
     def _values(self, depth: int) -> np.ndarray:
         return self.trace.path_values(depth)

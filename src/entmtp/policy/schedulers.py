@@ -2,9 +2,13 @@
 
 `s` is the path value at the policy's own depth (DESIGN 3): s_0 is the base top-1 probability, s_d multiplies in the
 heads' top-1 probabilities along the greedy draft path down to depth d.
+
+A run calls `reset` at the start of a prompt, and at every step `decide` with the path values s_0..s_depth of the
+position and then `observe` with what the step accepted. Both are in the rank trace: replay makes the very same calls.
 """
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from entmtp.errors import EntmtpError
@@ -22,6 +26,7 @@ class Policy:
     trees: list[Tree]
     start: int = 0
     depth: int | None = None
+    base = True  # whether s_0 is the base top-1 probability; else it is 1, which spares a softmax over the vocabulary
 
     @property
     def max_nodes(self) -> int:
@@ -38,6 +43,17 @@ class Policy:
 
     def choose(self, s: float) -> int:
         return self.start
+
+    def decide(self, values: Sequence[float]) -> int:
+        """Index of this step's tree. `values`: path values s_0..s_depth of this very position, none without `depth`."""
+        return self.choose(values[-1] if values else float("nan"))
+
+    def observe(self, accepted: int) -> None:
+        """Called after every step with its num_accepted."""
+
+    def margin(self, values: Sequence[float]) -> float:
+        """How near the decision at `values` is to another tree: what a rounding error of the signals must reach."""
+        return min((abs(values[-1] - edge) for edge in self.edges), default=float("inf"))
 
 
 @dataclass
