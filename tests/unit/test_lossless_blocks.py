@@ -129,14 +129,15 @@ def test_no_draft_changes_a_token(tiny, prompts, name):
             decoder = OracleSelf(target, mask_id, CAPACITY, NODES)
             drafter = OracleDrafter(target, mask_id, CAPACITY, limit=tiny.vocab_size)
             drafted = DraftedVerifier(target, drafter, CAPACITY, NODES)
-            for seed in range(4):
+            expected_own, expected_plain = own_text(target, mask_id, prompt), plain_text(target, prompt)
+            for seed in range(2):
                 made = decoder.write(prompt, Oracle(own, 10 * number + seed), policy, BUDGET)
-                assert made.tokens == own_text(target, mask_id, prompt)
+                assert made.tokens == expected_own
                 check_steps(made, BUDGET)
                 accepted |= {step.accepted for step in made.steps}
                 drafter.knowing(prompt, Oracle(plain, seed))
                 made = drafted.generate(prompt, policy, BUDGET)
-                assert made.tokens == plain_text(target, prompt)
+                assert made.tokens == expected_plain
                 check_steps(made, BUDGET)
                 assert all(step.accepted <= step.nodes for step in made.steps[1:])
                 accepted |= {step.accepted for step in made.steps}
@@ -162,8 +163,8 @@ def test_another_models_blocks_leave_the_target_its_text(tiny, student, prompts,
     drafted = [step for step in steps if step.drafter_forwards]
     if name in ("fixed 1", "priced, dear"):
         assert not drafted
-    else:
-        assert drafted and len(steps) < 0.8 * sum(len(plain_text(tiny, prompt)) for prompt in prompts)
+    else:  # a drafting forward may cost more than it brings; where it is asked, it brings tokens
+        assert drafted and len(steps) < 0.9 * sum(len(plain_text(tiny, prompt)) for prompt in prompts)
 
 
 def test_masks_after_the_place_that_a_step_ends_at_draft_what_they_draft_alone(student, prompts):
@@ -176,17 +177,23 @@ def test_masks_after_the_place_that_a_step_ends_at_draft_what_they_draft_alone(s
             self.seen.append((self.cache.length, made[1], made[2], len(made[0])))
             return made
 
+    class WatchedOracle(OracleSelf, Watched):
+        """Verifies drafts that are sometimes wrong; what is watched is what its own masks say."""
+
     for k in (2, 4):
-        for prompt in prompts:
-            decoder = Watched(target, mask_id, CAPACITY, NODES)
+        ends = set()
+        for number, prompt in enumerate(prompts):
+            decoder = WatchedOracle(target, mask_id, CAPACITY, NODES)
             decoder.seen = []
-            text = prompt + decoder.generate(prompt, FixedBlocks(k), BUDGET).tokens
-            assert len({decided for *_, decided in decoder.seen}) > 1
+            oracle = Oracle(own_text(target, mask_id, prompt), number)
+            text = prompt + decoder.write(prompt, oracle, FixedBlocks(k), BUDGET).tokens
+            ends |= {decided for *_, decided in decoder.seen}
             for length, draft, sure, _ in decoder.seen:
                 afresh = BlockDecoder(target, mask_id, CAPACITY)
                 confidence, chosen = afresh.predict(text[:length], len(draft) + 1)
                 assert chosen[1:] == draft
                 assert prefix_probabilities(confidence[1:]) == pytest.approx(sure, abs=1e-4)
+        assert ends == set(range(1, k + 1))  # steps ended at every place
 
 
 def test_a_forwards_rows_are_a_tree():
@@ -207,7 +214,7 @@ def test_plans_keep_what_they_stand_on_and_never_more_than_is_wanted():
     rng = np.random.default_rng(0)
     for case in range(400):
         costs = np.cumsum(rng.random(NODES + 1) * rng.choice([0.0, 0.2, 3.0]))
-        policy = PricedBlocks(int(rng.integers(1, 7)), (10 + costs).tolist())
+        policy = PricedBlocks(int(rng.integers(1, 7)), (10 + costs).tolist(), (5 + costs).tolist())
         for _ in range(int(rng.integers(0, 5))):
             policy.note(sure_of(rng), int(rng.integers(1, 7)), 12.0)
         sure, left = sure_of(rng), int(rng.integers(1, 12))
@@ -252,6 +259,17 @@ def test_the_forecast_learns_from_a_text_and_forgets_the_last_one():
     assert policy.forecast == fresh and policy.price.rate == 0.1
 
 
+def test_only_what_the_original_model_knows_is_said(student, prompts):
+    """A multi-token model may have rows for tokens that the original lacks; nobody could judge or verify those."""
+    target, mask_id = student
+    limit = sorted({token for prompt in prompts for token in own_text(target, mask_id, prompt)})[-1]
+    decoder, alone = SelfVerifier(target, mask_id, CAPACITY, 15, limit), BlockDecoder(target, mask_id, CAPACITY, limit)
+    for prompt in prompts:
+        made = decoder.generate(prompt, FixedBlocks(4), BUDGET).tokens
+        assert made == alone.generate(prompt, BlockRule(1, None), BUDGET).tokens
+        assert max(made) < limit
+
+
 def test_what_does_not_fit_is_refused(tiny, prompts):
     decoder = SelfVerifier(tiny, 250, CAPACITY, 8)
     with pytest.raises(EntmtpError, match=r"up to 15 nodes, the decoder's 8"):
@@ -276,7 +294,7 @@ def test_methods_run_side_by_side_and_their_promise_is_checked(tiny, student, pr
     latency = {"own": table, "original": table}
     rows = [{"id": f"p{number}", "token_ids": prompt} for number, prompt in enumerate(prompts)]
     arms = block_arms(BlockDecoder(own, mask_id, CAPACITY), rules_of(config.k_max, config.thresholds, config.static))
-    arms[SELF] = self_arm(own, mask_id, CAPACITY, latency, config)
+    arms[SELF] = self_arm(own, mask_id, CAPACITY, tiny.vocab_size, latency, config)
     arms |= draft_arms(own, mask_id, tiny, CAPACITY, latency, config)
     made = decode_all(arms, rows, BUDGET, Journal(tmp_path / "journal", "x"))
     texts = {(row["policy"], row["prompt_id"]): row["tokens"] for row in made}

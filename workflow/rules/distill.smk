@@ -114,8 +114,8 @@ rule confadapt_judged:
 
 rule confadapt_report:
     input:
-        parts=expand(f"{SECOND}/{{task}}.json", task=TASKS),
         **training_history(),
+        parts=expand(f"{SECOND}/{{task}}.json", task=TASKS),
     output:
         record=f"{RUN}/confadapt.json",
         table=f"{SECOND}/confadapt.md",

@@ -97,8 +97,8 @@ class Verifier:
 class SelfVerifier(BlockDecoder):
     """A multi-token model that verifies the blocks that it drafts."""
 
-    def __init__(self, target, mask_id: int, capacity: int, max_nodes: int):
-        super().__init__(target, mask_id, capacity)
+    def __init__(self, target, mask_id: int, capacity: int, max_nodes: int, limit: int | None = None):
+        super().__init__(target, mask_id, capacity, limit)
         self.verifier = Verifier(target, self.cache, capacity, max_nodes)
 
     @torch.inference_mode()

@@ -30,10 +30,12 @@ def milliseconds(table: dict, rows: int, config: ConfAdaptConfig) -> list[float]
     return np.interp(np.arange(1, rows + 1), table["tokens"], table["ms"]).tolist()
 
 
-def self_arm(own: Target, mask_id: int, capacity: int, latency: dict, config: ConfAdaptConfig) -> Callable:
-    """The multi-token model that verifies its own blocks."""
+def self_arm(
+    own: Target, mask_id: int, capacity: int, limit: int | None, latency: dict, config: ConfAdaptConfig
+) -> Callable:
+    """The multi-token model that verifies its own blocks; it says tokens below `limit`."""
     policy = PricedBlocks(config.k_max, milliseconds(latency["own"], config.max_nodes + 1, config))
-    decoder = SelfVerifier(own, mask_id, capacity, policy.max_nodes)
+    decoder = SelfVerifier(own, mask_id, capacity, policy.max_nodes, limit)
     return lambda prompt, max_new_tokens: decoder.generate(prompt, policy, max_new_tokens)
 
 

@@ -86,9 +86,11 @@ def confadapt(inp, out, params) -> None:
     rules = rules_of(config.k_max, config.thresholds, config.static)
     most = BlockDecoder.rows(max(rule.k_max for rule in rules.values()))
     capacity = capacity_for(tests, decoding.max_new_tokens, max(most, config.max_nodes + 1))
-    arms, original = block_arms(BlockDecoder(own, mask_id, capacity), rules), None
+    # a multi-token model's embedding may be longer: what the original cannot read is not said
+    limit = read_json(Path(inp.target).with_name("config.json"))["vocab_size"]
+    arms, original = block_arms(BlockDecoder(own, mask_id, capacity, limit), rules), None
     if "self" in config.lossless:
-        arms[verified.SELF] = verified.self_arm(own, mask_id, capacity, latency, config)
+        arms[verified.SELF] = verified.self_arm(own, mask_id, capacity, limit, latency, config)
     if "draft" in config.lossless:
         original, _ = open_block(params)
         check_same_vocabulary(own, original)
