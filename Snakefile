@@ -20,6 +20,4 @@ localrules:
 
 rule all:
     input:
-        published(),
-        expand(f"{RUN}/tracking/{{task}}.json", task=TASKS),
-        second_method(),
+        products(),

@@ -19,6 +19,7 @@ from entmtp.settings import (
     GrowthConfig,
     HeadsConfig,
     LatencyConfig,
+    MtpConfig,
     PlotConfig,
     PolicyConfig,
     PromptSource,
@@ -42,6 +43,7 @@ __all__ = [
     "GrowthConfig",
     "HeadsConfig",
     "LatencyConfig",
+    "MtpConfig",
     "PlotConfig",
     "PolicyConfig",
     "PromptSource",
@@ -138,9 +140,13 @@ def _check_values(config: Config) -> None:
         "policy.kind": (config.policy.kind, KINDS),
         "policy.model": (config.policy.model, (None, "single", "multi")),
         "heads.arch": (config.heads.arch, ("medusa", "hydra")),
+        "mtp.source": (config.mtp.source, ("distilled", "hub", "folder")),
+        "mtp.forward": (config.mtp.forward, ("auto", "fused", "generic")),
         "distill.dtype": (config.distill.dtype, ("float32", "bfloat16")),
         "task.scoring": (config.task.scoring, (None, "number", "sequence", "word")),
     }
+    verified = enumerate(config.confadapt.lossless)
+    one_of |= {f"confadapt.lossless[{number}]": (name, ("self", "draft")) for number, name in verified}
     for key, (value, allowed) in one_of.items():
         if value not in allowed:
             raise EntmtpError(f"config key '{key}': '{value}' is not one of {', '.join(map(str, allowed))}")
@@ -163,6 +169,7 @@ def _check_values(config: Config) -> None:
         "distill.batch": config.distill.batch,
         "distill.accumulate": config.distill.accumulate,
         "confadapt.k_max": config.confadapt.k_max,
+        "confadapt.max_nodes": config.confadapt.max_nodes,
     }
     for key, value in positive.items():
         if value < 1:

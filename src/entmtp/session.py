@@ -55,6 +55,13 @@ def heads_folder(heads: HeadsConfig, target_name: str, resources: str | Path, ru
     return Path(run) / "heads" / heads.name
 
 
+def multi_token_folder(config: Config, run: str | Path) -> Path:
+    """Where the second method's model lies: in the run that distils it, or where it was published."""
+    if config.mtp.source == "distilled":
+        return Path(run) / "distill" / config.distill.name
+    return target_folder(config.mtp, config.resources)
+
+
 def open_target(config: TargetConfig, resources: str | Path, dtype: str, device: str) -> Target:
     return load_target(config, target_folder(config, resources), dtype, device)
 

@@ -22,6 +22,16 @@ class TargetConfig:
 
 
 @dataclass
+class MtpConfig(TargetConfig):
+    """The multi-token model of the second method: the run's own (`distilled`), or a published one."""
+
+    name: str = "distilled"
+    source: str = "distilled"  # distilled | hub | folder
+    mask_id: int | None = None  # null: as the folder's config.json or tokenizer says
+    stop_tokens: list[str] = field(default_factory=list)  # texts end at these too, whatever the folder's configs say
+
+
+@dataclass
 class PromptSource:
     """A JSONL file of prompts: to make head-training text from, or to keep out of it."""
 
@@ -128,6 +138,9 @@ class ConfAdaptConfig:
     k_max: int = 8
     thresholds: list[float] = field(default_factory=lambda: [0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995])
     static: list[int] = field(default_factory=lambda: [2, 3, 4])  # always as many tokens a forward
+    # blocks as drafts: verified by the multi-token model itself, by the original model
+    lossless: list[str] = field(default_factory=lambda: ["self", "draft"])
+    max_nodes: int = 16  # drafts and masks of a verifying forward, at most
 
 
 @dataclass
@@ -268,6 +281,7 @@ class Config:
     heads: HeadsConfig = field(default_factory=HeadsConfig)
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
+    mtp: MtpConfig = field(default_factory=MtpConfig)
     confadapt: ConfAdaptConfig = field(default_factory=ConfAdaptConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     decoding: DecodingConfig = field(default_factory=DecodingConfig)

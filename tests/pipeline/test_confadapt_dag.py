@@ -1,10 +1,14 @@
-"""The second method through the DAG: distil, decode, judge, beside lossless policies."""
+"""The second method through the DAG: distil, decode, verify, judge, beside lossless policies; and a published model."""
 
 import json
+import shutil
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from entmtp.config import TargetConfig
 from entmtp.evaluation.schema import check_schema
+from entmtp.target.fetch import fetch_target
 
 from .conftest import snakemake
 
@@ -13,7 +17,8 @@ OVERRIDES = (
     "distill.report_every=2 distill.checkpoint_every=2 distill.spacing=4 distill.batch=2 distill.k_max=3 "
     "distill.lora_rank=2 confadapt.thresholds=[0.05,1.0] confadapt.static=[2] confadapt.k_max=3"
 )
-METHODS = ["k=1", "static k=2", "confadapt 0.05", "confadapt 1", "ar", "entmtp_star", "entmtp_tau"]
+BLOCKS = ["k=1", "static k=2", "confadapt 0.05", "confadapt 1", "lossless_self", "original k=1", "lossless_draft"]
+METHODS = [*BLOCKS, "ar", "entmtp_star", "entmtp_tau"]
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +39,15 @@ def test_confadapt_json_holds_a_row_per_task_and_method(run):
     assert by_method["k=1"]["tokens_per_forward"] == by_method["confadapt 1"]["tokens_per_forward"] == 1.0
     assert by_method["confadapt 1"]["same_text"] == 1.0
     assert 1.5 < by_method["static k=2"]["tokens_per_forward"] <= 2.0
+    for method, plain in (("lossless_self", "k=1"), ("lossless_draft", "original k=1")):
+        verified, alone = by_method[method], by_method[plain]
+        assert verified["lossless"] in ("exact", "tie") and alone["lossless"] == "n/a"
+        assert verified["tokens_per_forward"] >= alone["tokens_per_forward"] == 1.0
+        if verified["lossless"] == "exact":
+            assert verified["same_text"] == 1.0 and verified["ppl"] == pytest.approx(alone["ppl"])
+    assert by_method["confadapt 1"]["lossless"] == by_method["static k=2"]["lossless"] == "lossy"
+    assert by_method["original k=1"]["ppl"] == pytest.approx(by_method["ar"]["ppl"])
+    assert record["model"]["source"] == "distilled"
     assert record["training"]["curve"][-1]["step"] == 4
 
 
@@ -46,3 +60,28 @@ def test_the_model_is_an_ordinary_folder(run):
     config = json.loads((run / "distill/short/config.json").read_text())
     assert config["mtp_k_max"] == 3 and config["mtp_mask_id"] == config["vocab_size"] - 1
     assert not list((run / "distill").glob("*.checkpoint.pt"))
+
+
+def test_a_published_model_is_judged_without_training_or_draft_heads(tmp_path):
+    """The way of experiment=paper_mtp: a multi-token model from elsewhere, plain decoding as the only policy."""
+    config = TargetConfig(name="tiny", source="random")
+    published = tmp_path / "published"
+    shutil.copytree(fetch_target(config, tmp_path / "tiny"), published)
+    tokenizer = AutoTokenizer.from_pretrained(published)
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"<|mtp_special_token_{n}|>" for n in range(32)]})
+    model = AutoModelForCausalLM.from_pretrained(published)
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    model.save_pretrained(published)
+    tokenizer.save_pretrained(published)
+    overrides = f"confadapt.enabled=true tasks=[counting] policies=[ar] mtp=folder mtp.path={published} "
+    overrides += "confadapt.thresholds=[0.5] confadapt.static=[] confadapt.k_max=3"
+    done = snakemake(tmp_path, overrides=overrides)
+    assert done.returncode == 0, done.stderr[-4000:]
+    run = tmp_path / "results/smoke"
+    record = json.loads((run / "confadapt.json").read_text())
+    check_schema(record, "confadapt")
+    methods = ["k=1", "confadapt 0.5", "lossless_self", "original k=1", "lossless_draft", "ar"]
+    assert [row["method"] for row in record["rows"]] == methods
+    assert record["training"] is None and record["model"]["name"] == "folder"
+    assert not (run / "distill").exists() and (run / "tables/speed.md").exists()
+    assert "Nothing to be done" in snakemake(tmp_path, overrides=overrides).stderr

@@ -59,6 +59,19 @@ def test_paper_experiment_plans_every_rule(tmp_path):
     assert "humaneval_hub" in done.stdout and "litbench_hub" in done.stdout
 
 
+def test_published_multi_token_models_are_planned_without_training(tmp_path):
+    command = [sys.executable, "-m", "snakemake", "-s", str(ROOT / "Snakefile"), "--directory", str(tmp_path),
+               "--cores", "1", "--dry-run", "--config", "experiment=paper_mtp"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for rule in ("target", "multi_token_model", "prompts", "bench", "confadapt_latency", "confadapt",
+                 "confadapt_judged", "confadapt_report"):  # fmt: skip
+        assert f"rule {rule}:" in done.stdout, rule
+    for rule in ("distill", "texts", "train_heads", "latency", "figures"):
+        assert f"rule {rule}:" not in done.stdout, rule
+    assert "gsm8k_hub" in done.stdout
+
+
 def test_scripts_are_one_library_call():
     for script in (ROOT / "workflow/scripts").glob("*.py"):
         assert len(script.read_text().splitlines()) <= 15, script.name

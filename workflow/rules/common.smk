@@ -6,7 +6,14 @@ from pathlib import Path
 from entmtp.config import compose, to_plain
 from entmtp.errors import EntmtpError
 from entmtp.io import check_writable
-from entmtp.session import compose_heads, compose_task, heads_folder, run_folder, target_folder
+from entmtp.session import (
+    compose_heads,
+    compose_task,
+    heads_folder,
+    multi_token_folder,
+    run_folder,
+    target_folder,
+)
 
 # Jobs get their memory in huge pages where the C library is glibc: decoding streams the weights at every step, and
 # looking up 4 KB pages costs a tenth of it and more (docs/LOG.md).
@@ -39,6 +46,7 @@ LOGS = f"logs/{CFG.experiment}"
 MODEL = str(
     target_folder(CFG.target, CFG.resources) / ("config.json" if CFG.target.source == "folder" else "entmtp.json")
 )
+MTP = str(multi_token_folder(CFG, RUN) / ("entmtp.json" if CFG.mtp.source == "hub" else "config.json"))
 PLAIN = to_plain(CFG)
 # kinds of heads whose trees are searched: those of policies that use a bank
 CALIBRATED = sorted({p.heads for p in POLICY_CFG.values() if p.heads and p.kind not in KINDS_OF_POLICY})
@@ -130,6 +138,19 @@ def judged_growth(tasks):
 def second_method():
     """Products of self-distillation and ConfAdapt, where the experiment asks for them."""
     return [f"{RUN}/confadapt.json"] if CFG.confadapt.enabled else []
+
+
+def training_history():
+    """The record of a multi-token model that the run trains; a published one has none."""
+    return {"history": f"{RUN}/distill/{CFG.distill.name}.json"} if CFG.mtp.source == "distilled" else {}
+
+
+def products():
+    """What a run ends with. Figures and report are about draft trees: a run that calibrates none, such as one of the
+    second method on published models, ends with its summary and tables."""
+    if CALIBRATED:
+        return [*published(), *expand(f"{RUN}/tracking/{{task}}.json", task=TASKS), *second_method()]
+    return [f"{RUN}/summary.json", f"{RUN}/config.yaml", f"{RUN}/tables/speed.md", *second_method()]
 
 
 def per_task(pattern):

@@ -22,12 +22,54 @@ rule distill:
         "../scripts/distill.py"
 
 
+if CFG.mtp.source == "hub":
+
+    rule multi_token_model:
+        output:
+            target=MTP,
+        log:
+            f"{LOGS}/multi_token_model.log",
+        conda:
+            "../../environment.yml"
+        params:
+            mtp=PLAIN["mtp"],
+            resources=lambda wildcards: CFG.resources,
+            threads=CFG.threads,
+        script:
+            "../scripts/multi_token_model.py"
+
+
+rule confadapt_latency:
+    input:
+        target=MODEL,
+        model=MTP,
+    output:
+        latency=f"{SECOND}/latency/forwards.json",
+    log:
+        f"{LOGS}/confadapt/latency.log",
+    conda:
+        "../../environment.yml"
+    threads: workflow.cores
+    resources:
+        device=1,
+    params:
+        **base(),
+        mtp=PLAIN["mtp"],
+        latency=PLAIN["latency"],
+        confadapt={"lossless": PLAIN["confadapt"]["lossless"]},
+    script:
+        "../scripts/confadapt_latency.py"
+
+
 rule confadapt:
     input:
-        model=rules.distill.output.model,
+        target=MODEL,
+        model=MTP,
         prompts=f"{RUN}/prompts/{{task}}.jsonl",
+        latency=rules.confadapt_latency.output.latency,
     output:
         rows=f"{SECOND}/{{task}}.parquet",
+        check=f"{SECOND}/{{task}}.lossless.json",
     log:
         f"{LOGS}/confadapt/{{task}}.log",
     conda:
@@ -37,8 +79,11 @@ rule confadapt:
         device=1,
     params:
         **base(),
+        mtp=PLAIN["mtp"],
         confadapt=PLAIN["confadapt"],
         decoding=PLAIN["decoding"],
+        bench={"tie_margin": PLAIN["bench"]["tie_margin"]},
+        task="{task}",
     script:
         "../scripts/confadapt.py"
 
@@ -48,6 +93,7 @@ rule confadapt_judged:
         target=MODEL,
         prompts=f"{RUN}/prompts/{{task}}.jsonl",
         rows=f"{SECOND}/{{task}}.parquet",
+        check=f"{SECOND}/{{task}}.lossless.json",
         bench=f"{RUN}/bench/{{task}}.parquet",
         summary=f"{RUN}/summary.json",
     output:
@@ -68,8 +114,8 @@ rule confadapt_judged:
 
 rule confadapt_report:
     input:
+        **training_history(),
         parts=expand(f"{SECOND}/{{task}}.json", task=TASKS),
-        history=rules.distill.output.history,
     output:
         record=f"{RUN}/confadapt.json",
         table=f"{SECOND}/confadapt.md",
@@ -81,6 +127,7 @@ rule confadapt_report:
         "../../environment.yml"
     params:
         plot=PLAIN["plot"],
+        mtp=PLAIN["mtp"],
         block={**PLAIN["target"], "dtype": CFG.dtype, "device": CFG.device},
         threads=CFG.threads,
     script:

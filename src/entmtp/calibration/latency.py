@@ -13,6 +13,7 @@ from entmtp.calibration.latency_table import LatencyTable
 from entmtp.config import DecodingConfig, LatencyConfig
 from entmtp.decoding.engine import Decoder
 from entmtp.policy.schedulers import Policy
+from entmtp.target.cache import KVCache
 from entmtp.timing import cold_ms, median_ms
 from entmtp.tree.compiled import CompiledTree
 from entmtp.tree.topology import Tree
@@ -25,20 +26,7 @@ def measure_latency(decoder: Decoder, config: LatencyConfig, prompt: list[int], 
     Returns the content of `latency.json`. `prompt` is a real one: the overhead is measured on live steps.
     """
     target, drafter, cache = decoder.target, decoder.drafter, decoder.cache
-    forward = np.zeros((len(config.contexts), len(config.sizes)))
-    for row, context in enumerate(config.contexts):
-        for column, n in enumerate(config.sizes):
-            tree = decoder.compile(Tree.of([(0,)] * 0)) if n == 1 else _chain_of(target, n, decoder)
-            cache.length = context
-            tokens = torch.arange(n, device=target.device) % target.vocab_size
-            positions = tree.depths + context
-            forward[row, column] = median_ms(
-                lambda: target.model.logits(target.model.hidden(tokens, positions, cache, tree.mask_slice(context))),  # noqa: B023
-                config.repeats,
-            )
-        cells = ", ".join(f"{n}: {ms:.1f} ms" for n, ms in zip(config.sizes, forward[row], strict=True))
-        print(f"latency: context {context}: {cells}", flush=True)
-    cache.reset()
+    forward = forward_ms(target, cache, config)
     hidden = target.prefill(prompt, cache)[-1:]  # any row will do: a prefix layer's cost is part of the live overhead
     propose = [
         [_propose_ms(drafter, depth, rows, hidden, config.repeats) for rows in config.widths]
@@ -57,10 +45,26 @@ def measure_latency(decoder: Decoder, config: LatencyConfig, prompt: list[int], 
     return table
 
 
-def _chain_of(target, n: int, decoder: Decoder) -> CompiledTree:
-    """Any topology of n tokens will do for the forward: the mask's values do not change its cost."""
-    shape = Tree.of([(rank,) for rank in range(n - 1)])
-    return CompiledTree(shape, target.mask_rows, decoder.capacity, target.dtype, target.device)
+@torch.inference_mode()
+def forward_ms(target, cache: KVCache, config: LatencyConfig) -> np.ndarray:
+    """Milliseconds [contexts, sizes] of a forward of n tokens with their logits: medians of `repeats`."""
+    forward = np.zeros((len(config.contexts), len(config.sizes)))
+    for row, context in enumerate(config.contexts):
+        for column, n in enumerate(config.sizes):
+            # any topology of n tokens will do: the mask's values do not change its cost
+            shape = Tree.of([(rank,) for rank in range(n - 1)])
+            tree = CompiledTree(shape, target.mask_rows, cache.capacity, target.dtype, target.device)
+            cache.length = context
+            tokens = torch.arange(n, device=target.device) % target.vocab_size
+            positions = tree.depths + context
+            forward[row, column] = median_ms(
+                lambda: target.model.logits(target.model.hidden(tokens, positions, cache, tree.mask_slice(context))),  # noqa: B023
+                config.repeats,
+            )
+        cells = ", ".join(f"{n}: {ms:.1f} ms" for n, ms in zip(config.sizes, forward[row], strict=True))
+        print(f"latency: context {context}: {cells}", flush=True)
+    cache.reset()
+    return forward
 
 
 def _propose_ms(drafter, depth: int, rows: int, hidden: torch.Tensor, repeats: int) -> float:

@@ -39,12 +39,15 @@ class BlockRule:
 
 
 class BlockDecoder:
-    """A target that knows a mask token, with one cache for all prompts."""
+    """A target that knows a mask token, with one cache for all prompts.
 
-    def __init__(self, target, mask_id: int, capacity: int):
+    Only tokens below `limit` are predicted, where another model with a smaller vocabulary is to read them.
+    """
+
+    def __init__(self, target, mask_id: int, capacity: int, limit: int | None = None):
         if not 0 <= mask_id < target.vocab_size:
             raise EntmtpError(f"mask token {mask_id} is outside the target's vocabulary of {target.vocab_size}")
-        self.target, self.mask_id, self.capacity = target, mask_id, capacity
+        self.target, self.mask_id, self.capacity, self.limit = target, mask_id, capacity, limit
         self.cache = target.new_cache(capacity)
         self.masks = CausalMasks(target.mask_rows, capacity, target.dtype, target.device)
 
@@ -55,29 +58,16 @@ class BlockDecoder:
 
     def generate(self, prompt: list[int], rule: BlockRule, max_new_tokens: int) -> Generation:
         """Decode one prompt greedily. A step's `accepted` counts the tokens beyond its first, as a tree's does."""
-        start = time.perf_counter()
-        stream = self.stream(prompt, rule, max_new_tokens)
-        steps = [next(stream)]
-        prefill_end = time.perf_counter()
-        steps += stream
-        end = time.perf_counter()
-        tokens = [token for step in steps for token in step.tokens]
-        return Generation(tokens, prefill_end - start, end - prefill_end, steps)
+        return timed(self.stream(prompt, rule, max_new_tokens))
 
     @torch.inference_mode()
     def stream(self, prompt: list[int], rule: BlockRule, max_new_tokens: int) -> Iterator[Step]:
         """Every block as it is committed; the first comes with the prefill."""
-        if not prompt:
-            raise EntmtpError("the prompt is empty: it must have at least one token")
-        self.target.check_room(len(prompt), max_new_tokens)
-        need = Decoder.room(len(prompt), max_new_tokens, self.rows(rule.k_max))
-        if need > self.capacity:
-            raise EntmtpError(f"this run needs {need} cache rows, the decoder has {self.capacity}")
-        self.cache.reset()
+        self.start(prompt, max_new_tokens, self.rows(rule.k_max))
         fresh, count = prompt, 0
         while True:
             begin = time.perf_counter()
-            confidence, chosen = self._predict(fresh, rule.k_max)
+            confidence, chosen = self.predict(fresh, rule.k_max)
             block = cut(chosen[: rule.keep(confidence)], self.target.stop_ids, max_new_tokens - count)
             count += len(block)
             seconds = time.perf_counter() - begin
@@ -86,7 +76,12 @@ class BlockDecoder:
                 return
             fresh = block
 
-    def _predict(self, fresh: list[int], k: int) -> tuple[list[float], list[int]]:
+    def start(self, prompt: list[int], max_new_tokens: int, rows: int) -> None:
+        """A new text: check that there is room for it and `rows` rows of a forward, empty the cache."""
+        check_room(self.target, self.capacity, prompt, max_new_tokens, rows)
+        self.cache.reset()
+
+    def predict(self, fresh: list[int], k: int) -> tuple[list[float], list[int]]:
         """Commit `fresh` tokens to the cache; top-1 probabilities and tokens of the k predictions after them."""
         target, cache, model = self.target, self.cache, self.target.model
         n, start = len(fresh) + k - 1, self.cache.length
@@ -96,10 +91,32 @@ class BlockDecoder:
         mask = self.masks(n, start + n) if start and n > 1 else None
         logits = model.logits(model.hidden(tokens, positions, cache, mask)[len(fresh) - 1 :])
         cache.length = start + len(fresh)
-        return self._choose(logits)
+        scores = self.scores(logits)
+        return scores.softmax(dim=-1).amax(dim=-1).tolist(), scores.argmax(dim=-1).tolist()
 
-    def _choose(self, logits: Tensor) -> tuple[list[float], list[int]]:
+    def scores(self, logits: Tensor) -> Tensor:
+        """Logits [n, V] in float32, in which only what may be said can be chosen."""
         logits = logits.float()
         logits[:, self.mask_id] = -torch.inf
-        confidence, chosen = logits.softmax(dim=-1).max(dim=-1)
-        return confidence.tolist(), chosen.tolist()
+        return logits[:, : self.limit]
+
+
+def check_room(target, capacity: int, prompt: list[int], max_new_tokens: int, rows: int) -> None:
+    """Refuse a text that does not fit the target's positions or a cache of `capacity` rows."""
+    if not prompt:
+        raise EntmtpError("the prompt is empty: it must have at least one token")
+    target.check_room(len(prompt), max_new_tokens)
+    need = Decoder.room(len(prompt), max_new_tokens, rows)
+    if need > capacity:
+        raise EntmtpError(f"this run needs {need} cache rows, the decoder has {capacity}")
+
+
+def timed(stream: Iterator[Step]) -> Generation:
+    """Run a stream of blocks to its end; its first step is the prefill's."""
+    start = time.perf_counter()
+    steps = [next(stream)]
+    prefill_end = time.perf_counter()
+    steps += stream
+    end = time.perf_counter()
+    tokens = [token for step in steps for token in step.tokens]
+    return Generation(tokens, prefill_end - start, end - prefill_end, steps)

@@ -1,18 +1,22 @@
-"""The second method on the same axes: accuracy against acceleration, for thresholds, static blocks and EntMTP."""
+"""The second method on the same axes: accuracy against acceleration, for thresholds, static blocks, verified blocks and
+EntMTP."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pandas as pd
 
 from entmtp.decoding.confadapt import BlockDecoder, BlockRule
+from entmtp.decoding.engine import Generation
 from entmtp.evaluation.answers import correct
 from entmtp.evaluation.bench import take_turns
+from entmtp.evaluation.lossless_blocks import DRAFT, FAMILIES, ORIGINAL, OWN
 from entmtp.evaluation.stats import ratio_interval
 from entmtp.io import Journal
 
 WARMUP = 8  # tokens
-OWN = "k=1"  # the distilled model's own plain decoding: what its blocks are compared with
+PLAIN = (OWN, ORIGINAL)
+Arm = Callable[[list[int], int], Generation]  # prompt, max_new_tokens
 
 
 def rules_of(k_max: int, thresholds: list[float], static: list[int]) -> dict[str, BlockRule]:
@@ -22,37 +26,48 @@ def rules_of(k_max: int, thresholds: list[float], static: list[int]) -> dict[str
     return named | {f"confadapt {threshold:g}": BlockRule(k_max, threshold) for threshold in thresholds}
 
 
-def decode_all(
-    decoder: BlockDecoder, rules: dict[str, BlockRule], prompts: list[dict], max_new_tokens: int, journal: Journal
-) -> list[dict]:
-    """A row per rule and prompt, all rules side by side; see `take_turns`."""
+def block_arms(decoder: BlockDecoder, rules: dict[str, BlockRule]) -> dict[str, Arm]:
+    """How `decode_all` runs each rule."""
+
+    def arm(rule: BlockRule) -> Arm:
+        return lambda prompt, max_new_tokens: decoder.generate(prompt, rule, max_new_tokens)
+
+    return {name: arm(rule) for name, rule in rules.items()}
+
+
+def decode_all(arms: dict[str, Arm], prompts: list[dict], max_new_tokens: int, journal: Journal) -> list[dict]:
+    """A row per arm and prompt, all arms side by side; see `take_turns`. `forwards`: of the model whose text it is."""
 
     def run(name: str, prompt: dict, order: int) -> dict:
-        made = decoder.generate(prompt["token_ids"], rules[name], max_new_tokens)
+        made = arms[name](prompt["token_ids"], max_new_tokens)
+        drafter = sum(getattr(step, "drafter_forwards", 0) for step in made.steps)
         return {"prompt_id": prompt["id"], "policy": name, "tokens": made.tokens, "forwards": len(made.steps),
-                "seconds": made.prefill_seconds + made.decode_seconds}  # fmt: skip
+                "drafter_forwards": drafter, "seconds": made.prefill_seconds + made.decode_seconds}  # fmt: skip
 
     def warm(name: str, prompt: dict) -> None:
-        decoder.generate(prompt["token_ids"], rules[name], min(WARMUP, max_new_tokens))
+        arms[name](prompt["token_ids"], min(WARMUP, max_new_tokens))
 
     def done(row: dict, number: int | None) -> None:
         if number is not None:
             print(f"confadapt: prompt {number + 1}/{len(prompts)} ({row['prompt_id']}), {row['policy']}: "
                   f"{len(row['tokens'])} tokens in {row['forwards']} forwards", flush=True)  # fmt: skip
 
-    return take_turns(list(rules), prompts, journal, run, warm, done)
+    return take_turns(list(arms), prompts, journal, run, warm, done)
 
 
 def judged(
-    rows: list[dict], prompts: list[dict], tokenizer, scoring: str, nll: dict[str, dict], bootstrap: int, seed: int
-) -> list[dict]:
-    """A row per rule: accuracy with its standard error, tokens a forward, tokens/s, ratio to the model's own k = 1,
-    perplexity under the original model (`nll`, as of `policy_nll`), and how many texts equal the k = 1 ones."""
+    rows: list[dict], prompts: list[dict], tokenizer, scoring: str, nll: dict[str, dict], bootstrap: int, seed: int,
+    verdicts: dict[str, str],
+) -> list[dict]:  # fmt: skip
+    """A row per method: accuracy with its standard error, tokens a forward, tokens/s, ratio to plain decoding of the
+    model whose text it is, perplexity under the original model (`nll`, as of `policy_nll`), how many texts equal plain
+    decoding's, and the verdict on that where the method promises it (`verdicts`)."""
     frame = pd.DataFrame(rows)
-    own = frame[frame["policy"] == OWN].set_index("prompt_id")
+    by_name = {name: group.set_index("prompt_id") for name, group in frame.groupby("policy", sort=False)}
     made = []
-    for name, group in frame.groupby("policy", sort=False):
-        group = group.set_index("prompt_id").loc[own.index]
+    for name, group in by_name.items():
+        own = by_name[name if name in PLAIN else FAMILIES.get(name, OWN)]
+        group = group.loc[own.index]
         tokens, forwards = group["tokens"].map(len).to_numpy(), group["forwards"].to_numpy()
         over = ratio_interval(tokens, group["seconds"], own["tokens"].map(len), own["seconds"], bootstrap, seed)
         made.append(
@@ -61,10 +76,12 @@ def judged(
                 "prompts": len(group),
                 **accuracy(right_answers(group["tokens"].items(), prompts, tokenizer, scoring)),
                 "tokens_per_forward": float(tokens.sum() / forwards.sum()),
+                "drafter_forwards": float(group["drafter_forwards"].sum() / forwards.sum()) if name == DRAFT else None,
                 "tokens_per_s": float(tokens.sum() / group["seconds"].sum()),
                 "over_plain": over,
                 "ppl": math.exp(nll[name]["nll"] / nll[name]["tokens"]),
                 "same_text": float((group["tokens"].map(list) == own["tokens"].map(list)).mean()),
+                "lossless": "n/a" if name in PLAIN else verdicts.get(name, "lossy"),
             }
         )
     return made
@@ -95,10 +112,12 @@ def entmtp_rows(bench: pd.DataFrame, summary: list[dict], prompts: list[dict], t
                 "prompts": row["prompts"],
                 **accuracy(right_answers(texts, prompts, tokenizer, scoring)),
                 "tokens_per_forward": row["accept_length"],
+                "drafter_forwards": None,
                 "tokens_per_s": row["tokens_per_s"],
                 "over_plain": row["over_ar"],
                 "ppl": row["ppl"],
                 "same_text": 1.0 if row["lossless"] in ("exact", "n/a") else None,
+                "lossless": row["lossless"],
             }
         )
     return made

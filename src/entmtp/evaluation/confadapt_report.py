@@ -21,21 +21,32 @@ def markdown(rows: list[dict]) -> str:
             row["task"],
             row["method"],
             f"{row['accuracy']:.3f} ± {row['standard_error']:.3f}",
-            f"{row['tokens_per_forward']:.2f}",
+            forwards(row),
             f"{row['tokens_per_s']:.1f}",
             f"{row['over_plain']['ratio']:.2f} [{row['over_plain']['low']:.2f}, {row['over_plain']['high']:.2f}]",
             f"{row['ppl']:.2f}",
             "–" if row["same_text"] is None else f"{100 * row['same_text']:.0f}%",
+            row["lossless"],
         ]
         for row in rows
     ]
-    theirs = [["paper: GSM8K", f"{model}, {method}", f"{accuracy:.3f}", f"{tokens:.1f}", "–", "–", "–", "–"]
+    theirs = [["paper: GSM8K", f"{model}, {method}", f"{accuracy:.3f}", f"{tokens:.1f}", "–", "–", "–", "–", "–"]
               for model, method, accuracy, tokens in PAPER]  # fmt: skip
     heads = ["task", "method", "accuracy", "tokens a forward", "tokens/s", "over own plain decoding", "perplexity",
-             "same text"]  # fmt: skip
+             "same text", "lossless"]  # fmt: skip
     note = (
-        "`k=1`, `static` and `confadapt` run the self-distilled model; the others the original one with draft heads, "
-        "verified. ConfAdapt and static blocks are lossy. Perplexity is the original model's. *same text*: as plain "
-        "decoding of the model that wrote it.\n"
+        "`k=1`, `static` and `confadapt` run the self-distilled model; ConfAdapt and static blocks are lossy. "
+        "`lossless_self` verifies that model's blocks against its own `k=1` in the forward that drafts the next ones; "
+        "`lossless_draft` verifies them with the original model, and its tokens a forward count that model's forwards, "
+        "with the drafting model's beside them. The others run the original model alone (`original k=1`, timed beside "
+        "`lossless_draft`; `ar`) or with draft heads, verified. Perplexity is the original model's. *Own plain "
+        "decoding* and *same text*: of the model that wrote the text. *lossless*: exact, or tie where every first "
+        "difference is a numerical tie.\n"
     )
     return markdown_table(heads, [*ours, *theirs]) + "\n" + note
+
+
+def forwards(row: dict) -> str:
+    """Tokens a forward, of the model whose text it is; another model's forwards are named."""
+    own = f"{row['tokens_per_forward']:.2f}"
+    return own if row["drafter_forwards"] is None else f"{own} (+ {row['drafter_forwards']:.2f} of the drafting model)"

@@ -59,24 +59,25 @@ def predicted_against_measured(rows: list[dict], plot: PlotConfig) -> Figure:
 
 def accuracy_frontier(rows: list[dict], plot: PlotConfig) -> Figure:
     """Accuracy against measured speed over plain decoding, a panel per task: lines through the thresholds and through
-    the static blocks, single points for lossless policies. `rows`: of confadapt.json."""
-    families = [("confadapt", "ConfAdapt"), ("static", "static k"), ("", "EntMTP, lossless")]
+    the static blocks, single points for what is lossless. `rows`: of confadapt.json."""
+    families = [("confadapt", "ConfAdapt", "-"), ("static", "static k", "-"), ("lossless", "blocks, verified", ""),
+                ("", "plain decoding and EntMTP", "")]  # fmt: skip
     with styled(plot) as colours:
         tasks = list(dict.fromkeys(row["task"] for row in rows))
         fig, axes = panels(1, len(tasks), 3.1, 3.2)
         for ax, task in zip(axes[0], tasks, strict=True):
             left = [row for row in rows if row["task"] == task]
-            for i, (prefix, name) in enumerate(families):
+            for i, (prefix, name, line) in enumerate(families):
                 own = [row for row in left if row["method"].startswith(prefix)]
                 left = [row for row in left if row not in own]
                 own.sort(key=lambda row: row["over_plain"]["ratio"])
                 ax.errorbar(
                     [row["over_plain"]["ratio"] for row in own], [row["accuracy"] for row in own],
-                    yerr=[row["standard_error"] for row in own], fmt=MARKERS[i] + ("-" if prefix else ""),
+                    yerr=[row["standard_error"] for row in own], fmt=MARKERS[i] + line,
                     color=colours[i], capsize=2, ms=5, lw=1.2, label=name,
                 )  # fmt: skip
             ax.set(title=task, xlabel="× own plain decoding", ylim=(-0.03, 1.03))
         axes[0, 0].set_ylabel("accuracy")
         handles, labels = axes[0, 0].get_legend_handles_labels()
-        fig.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9)
+        fig.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
     return fig

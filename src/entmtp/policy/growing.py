@@ -42,7 +42,7 @@ class Calibration:
 class GrowingPolicy(Policy):
     """`step_ms[n]`: milliseconds of verifying n drafted nodes and of everything but proposing. `rate`: tokens a
     millisecond that the policy reaches (Dinkelbach's fixed point), the price of time. `nodes`: most nodes of a tree;
-    with `rate` None all of them are taken (`dynamic`)."""
+    with `rate` None all of them are taken (`dynamic`). Path probabilities count as they are without `calibration`."""
 
     nodes: int = 8
     beam: int = 4
@@ -89,6 +89,6 @@ class GrowingPolicy(Policy):
         """What verifying the first 0, 1, … ranked candidates brings, in tokens: accepted, minus time at `rate`."""
         gained, worths = 0.0, [0.0]
         for n, candidate in enumerate(ranked[: self.nodes], 1):
-            gained += self.calibration.accepted(*candidate)
+            gained += self.calibration.accepted(*candidate) if self.calibration else candidate[0]
             worths.append(gained - self.rate * (self.step_ms[n] - self.step_ms[0]))
         return worths

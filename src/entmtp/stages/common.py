@@ -11,7 +11,7 @@ from pathlib import Path
 
 from entmtp.config import HeadsConfig, TargetConfig, from_plain
 from entmtp.errors import EntmtpError
-from entmtp.io import read_json
+from entmtp.io import read_json, write_json
 
 
 class _Tee:
@@ -71,3 +71,13 @@ def read_trees(path: str) -> list:
     from entmtp.tree.topology import Tree
 
     return [Tree.of(entry["paths"]) for entry in read_json(path)["trees"]]
+
+
+def write_verdicts(path: str, result: dict, what: str) -> None:
+    """Write a check's result, or, where a policy failed, keep it beside under another name and fail the rule."""
+    failed = [name for name, entry in result["policies"].items() if entry["verdict"] == "fail"]
+    if failed:
+        kept = Path(path).with_suffix(".failed.json")
+        write_json(kept, result)
+        raise EntmtpError(f"task {result['task']}: {', '.join(failed)} {what}; see {kept}")
+    write_json(path, result)

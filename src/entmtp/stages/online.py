@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from entmtp.config import BenchConfig, DecodingConfig, HeadsConfig, from_plain
-from entmtp.errors import EntmtpError
 from entmtp.io import Journal, read_parquet, sha256_file, sha256_json, write_json, write_parquet
-from entmtp.stages.common import open_block
+from entmtp.stages.common import open_block, write_verdicts
 
 
 def bench(inp, out, params) -> None:
@@ -44,23 +43,13 @@ def check_lossless(inp, out, params) -> None:
     rows = read_parquet(inp.bench).to_dict("records")
     policies = lossless_verdicts(base, cache, rows, tests, decoding, margin)
     result = {"task": params["task"], "dtype": params["dtype"], "policies": policies}
-    _write_verdicts(out.check, result, "differ from plain decoding by more than a numerical tie")
+    write_verdicts(out.check, result, "differ from plain decoding by more than a numerical tie")
 
 
 def check_replay(inp, out, params) -> None:
     from entmtp.evaluation.replay_check import check_task
 
-    _write_verdicts(out.check, check_task(inp, out, params, open_block), "took live steps that differ from replay")
-
-
-def _write_verdicts(path: str, result: dict, what: str) -> None:
-    """Write a check's result, or, where a policy failed, keep it beside under another name and fail the rule."""
-    failed = [name for name, entry in result["policies"].items() if entry["verdict"] == "fail"]
-    if failed:
-        kept = Path(path).with_suffix(".failed.json")
-        write_json(kept, result)
-        raise EntmtpError(f"task {result['task']}: {', '.join(failed)} {what}; see {kept}")
-    write_json(path, result)
+    write_verdicts(out.check, check_task(inp, out, params, open_block), "took live steps that differ from replay")
 
 
 def perplexity(inp, out, params) -> None:

@@ -126,8 +126,7 @@ ARENA = Arena()
 
 
 class NativeLinear:
-    """x [..., in] -> [..., out], in and out of it float32, by a weight of either dtype; a row's result does not depend on
-    the other rows.
+    """x [..., in] -> [..., out] in float32, by a weight of either dtype; a row's result does not depend on other rows.
 
     `paired`: blocks of both halves of the columns alternate (gates and what they gate), for the fused layers.
     """
