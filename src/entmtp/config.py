@@ -137,7 +137,7 @@ def _check_values(config: Config) -> None:
         "policy.kind": (config.policy.kind, ("ar", "static", "star", "ladder", "tau", "dynamic", "marginal")),
         "heads.arch": (config.heads.arch, ("medusa", "hydra")),
         "distill.dtype": (config.distill.dtype, ("float32", "bfloat16")),
-        "task.scoring": (config.task.scoring, (None, "number", "sequence", "word")),
+        "task.scoring": (config.task.scoring, (None, "number", "sequence", "word", "code")),
     }
     for key, (value, allowed) in one_of.items():
         if value not in allowed:

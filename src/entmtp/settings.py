@@ -128,6 +128,7 @@ class ConfAdaptConfig:
     k_max: int = 8
     thresholds: list[float] = field(default_factory=lambda: [0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995])
     static: list[int] = field(default_factory=lambda: [2, 3, 4])  # always as many tokens a forward
+    execute_code: bool = False  # HumanEval: judge programs by executing them, in a sandbox; false: no accuracy
 
 
 @dataclass
@@ -145,7 +146,7 @@ class TaskConfig:
     where: dict[str, str] = field(default_factory=dict)  # file: only rows with these values
     half: str | None = None  # file: only rows whose value in this column hashes into the first half ...
     second_half: bool = False  # ... or into the second
-    scoring: str | None = None  # how an answer is judged: number | sequence | word; null: it is not
+    scoring: str | None = None  # how an answer is judged: number | sequence | word | code; null: it is not
     template: str = "{prompt}"  # wraps each prompt text into the user's turn
     calib: int = 24  # prompts in the calibration split
     test: int = 40

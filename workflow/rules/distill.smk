@@ -37,7 +37,7 @@ rule confadapt:
         device=1,
     params:
         **base(),
-        confadapt=PLAIN["confadapt"],
+        confadapt=block_rules(),
         decoding=PLAIN["decoding"],
     script:
         "../scripts/confadapt.py"
@@ -60,6 +60,7 @@ rule confadapt_judged:
         **base(),
         task="{task}",
         scoring=lambda wildcards: TASK_CFG[wildcards.task].scoring,
+        code=lambda wildcards: code_block(wildcards.task),
         bootstrap=CFG.bench.bootstrap,
         seed=CFG.seed,
     script:

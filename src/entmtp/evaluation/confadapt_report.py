@@ -20,7 +20,7 @@ def markdown(rows: list[dict]) -> str:
         [
             row["task"],
             row["method"],
-            f"{row['accuracy']:.3f} ± {row['standard_error']:.3f}",
+            "–" if row["accuracy"] is None else f"{row['accuracy']:.3f} ± {row['standard_error']:.3f}",
             f"{row['tokens_per_forward']:.2f}",
             f"{row['tokens_per_s']:.1f}",
             f"{row['over_plain']['ratio']:.2f} [{row['over_plain']['low']:.2f}, {row['over_plain']['high']:.2f}]",
@@ -38,4 +38,15 @@ def markdown(rows: list[dict]) -> str:
         "verified. ConfAdapt and static blocks are lossy. Perplexity is the original model's. *same text*: as plain "
         "decoding of the model that wrote it.\n"
     )
-    return markdown_table(heads, [*ours, *theirs]) + "\n" + note
+    return markdown_table(heads, [*ours, *theirs]) + "\n" + note + _unjudged(rows)
+
+
+def _unjudged(rows: list[dict]) -> str:
+    """Why some tasks have no accuracy."""
+    tasks = list(dict.fromkeys(row["task"] for row in rows if row["accuracy"] is None))
+    if not tasks:
+        return ""
+    return (
+        f"\n{', '.join(tasks)}: no accuracy. The answers are programs, and what a model wrote is executed only on demand "
+        "(in a sandbox): `confadapt.execute_code=true`.\n"
+    )
