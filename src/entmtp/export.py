@@ -106,7 +106,8 @@ def export_specbench(overrides: list[str]) -> list[Path]:
 
     written = []
     for task in tasks:
-        bench, prompts = read_parquet(run / "bench" / f"{task}.parquet"), read_prompts(run / "prompts" / f"{task}.jsonl")
+        bench = read_parquet(run / "bench" / f"{task}.parquet")
+        prompts = read_prompts(run / "prompts" / f"{task}.jsonl")
         for policy, answers in specbench_answers(bench, prompts, decode, config.target.name).items():
             written.append(run / "specbench" / task / f"{policy}.jsonl")
             write_jsonl(written[-1], answers)
@@ -120,7 +121,7 @@ def main() -> int:
         epilog="example: python -m entmtp.export specbench experiment=main task=spec_bench",
     )
     parser.add_argument("format", choices=["specbench"], help="specbench: answer files for Spec-Bench's own scripts")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="experiment=NAME, task=NAME, results=FOLDER …")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="experiment=NAME, task=NAME, …")
     arguments = parser.parse_args()
     try:
         for path in export_specbench(arguments.overrides):

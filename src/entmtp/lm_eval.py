@@ -69,8 +69,8 @@ class EntmtpLM(LM):
     # what the harness asks
 
     def generate_until(self, requests: list, disable_tqdm: bool = False) -> list[str]:
-        """Requests with `args` (context, {"until", "max_gen_toks", "do_sample", "temperature"}) -> texts, cut before the
-        first stop string. Raises EntmtpError for ways of sampling that we do not have."""
+        """Requests with `args` (context, {"until", "max_gen_toks", "do_sample", "temperature"}) -> texts, cut before
+        the first stop string. Raises EntmtpError for ways of sampling that we do not have."""
         texts = []
         for request in _progress(requests, disable_tqdm):
             context, wishes = request.args
@@ -80,7 +80,7 @@ class EntmtpLM(LM):
         return texts
 
     def loglikelihood(self, requests: list, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Requests with `args` (context, continuation) -> (ln p(continuation | context), whether it is the greedy one)."""
+        """Requests with `args` (context, continuation) -> (ln p(continuation | context), whether it is greedy)."""
         scores = []
         for request in _progress(requests, disable_tqdm):
             score = self._score(*self._encode_pair(*request.args))
@@ -199,7 +199,8 @@ def _read_wishes(wishes: dict[str, Any]) -> tuple[list[str], int, float]:
     """Stop strings, budget and temperature (0: greedy) of a request's generation arguments."""
     until = wishes.get("until") or []
     until = [until] if isinstance(until, str) else [stop for stop in until if stop]
-    budget = next((wishes[key] for key in ("max_gen_toks", "max_new_tokens", "max_tokens") if key in wishes), NEW_TOKENS)
+    names = ("max_gen_toks", "max_new_tokens", "max_tokens")
+    budget = next((wishes[key] for key in names if key in wishes), NEW_TOKENS)
     temperature = wishes.get("temperature")
     if not wishes.get("do_sample", bool(temperature)):
         temperature = 0.0

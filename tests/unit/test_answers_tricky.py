@@ -114,7 +114,10 @@ def test_gsm8k_answers(text, answer, right):
     assert correct("number", text, answer) is right
 
 
-@given(st.integers(-(10**12), 10**12), st.integers(0, 3), st.sampled_from(["{}", "#### {}", "The answer is {}.", "= {}!"]))
+FRAMES = ["{}", "#### {}", "The answer is {}.", "= {}!"]
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(0, 3), st.sampled_from(FRAMES))
 def test_every_way_of_writing_a_number_is_the_same_number(whole, zeros, frame):
     plain = str(whole)
     decimals = "." + "0" * zeros if zeros else ""
@@ -133,4 +136,4 @@ def test_any_text_gives_a_plain_number_or_none(text):
     ("part", "number"), [("1,", "1"), ("1 ", "1"), ("answer is ", None), ("\\boxed{", None), ("1/", "1"), ("-$", None)]
 )
 def test_long_texts_are_read_too(part, number):
-    assert final_number(part * 20000) == number
+    assert final_number(part * 2000) == number

@@ -3,6 +3,7 @@
 import gzip
 import json
 import zipfile
+from textwrap import dedent
 
 import pytest
 
@@ -42,7 +43,7 @@ BODY = """    result = []
 """
 WHOLE = PROMPT + BODY
 HEADLESS = BODY.removeprefix("    ")  # as a chat template's stripping leaves a completion
-FLAT = "result = []\nfor number in numbers:\n    if number // by < 100:\n        result.append(number // by)\nreturn result"
+FLAT = dedent(BODY).rstrip()
 
 RIGHT = {
     "fenced": f"```python\n{WHOLE}```",
@@ -56,12 +57,13 @@ RIGHT = {
     "without the prompt's import": "```python\n" + WHOLE.removeprefix("from typing import List\n\n\n") + "```",
     "usage example after it": f"```python\n{WHOLE}\n\nprint(halve([4, 7]))\n```",
     "two blocks, the second uses it": f"```python\n{WHOLE}```\nUse it so:\n```python\nhalve(undefined_list)\n```",
-    "two blocks, the first repeats the question": f"You ask for\n```python\n{PROMPT}```\nand here it is\n```python\n{WHOLE}```",
+    "two blocks, the first repeats the question": f"Of\n```python\n{PROMPT}```\nI make\n```python\n{WHOLE}```",
     "two blocks, the first is for the shell": f"```bash\npip install nothing\n```\n```python\n{WHOLE}```",
     "question and answer in one block": f"```python\n{PROMPT}\n\n{WHOLE}```",
     "helper before it": "```python\ndef part(a, b):\n    return a // b\n\ndef halve(n, by=2):\n"
     "    return [part(x, by) for x in n if part(x, by) < 100]\n```",
-    "constant before it": "```python\nTOP = 100\ndef halve(n, by=2):\n    return [x // by for x in n if x // by < TOP]\n```",
+    "constant before it": "```python\nTOP = 100\ndef halve(n, by=2):\n"
+    "    return [x // by for x in n if x // by < TOP]\n```",
     "lambda": "```python\nhalve = lambda n, by=2: [x // by for x in n if x // by < 100]\n```",
     "future import": f"```python\nfrom __future__ import annotations\n{WHOLE}```",
     "own main": f"```python\n{WHOLE}\nif __name__ == '__main__':\n    raise SystemExit(halve([1]))\n```",
@@ -120,7 +122,7 @@ def test_answers_without_a_right_program_fail(form):
 
 
 def test_the_tests_come_last_and_see_the_prompt_s_helpers():
-    prompt = "def helper(x):\n    return x + 1\n\n\ndef twice(x):\n    \"\"\" helper(x) two times \"\"\"\n"
+    prompt = 'def helper(x):\n    return x + 1\n\n\ndef twice(x):\n    """ helper(x) two times """\n'
     problem = Problem(prompt, "twice", "def check(candidate):\n    assert candidate(1) == helper(helper(1))\n")
     assert verdict("    return helper(helper(x))", problem).passed
     assert verdict("```python\ndef twice(x):\n    return x + 2\n```", problem).passed

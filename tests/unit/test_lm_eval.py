@@ -145,7 +145,7 @@ def logp(model, before: list[int], after: list[int]) -> tuple[float, bool]:
 
 
 def test_likelihoods_are_the_models(plain, drafted, reference):
-    pairs = [("The sky is", " blue"), ("The sky is ", "blue"), ("", "Once"), ("2 + 2 =", " 4\n"), ("x", ""), ("a\n", "b")]
+    pairs = [("The sky", " is"), ("The sky ", "is"), ("", "Once"), ("2 + 2 =", " 4\n"), ("x", ""), ("a\n", "b")]
     for lm in (plain, drafted):
         found = lm.loglikelihood(requests(pairs), True)
         assert found[0] == found[1], "white space between them belongs to the continuation"
@@ -305,7 +305,8 @@ def test_under_the_harness_itself(kind, rest, metric, options, tiny, plain, tmp_
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "sums.yaml").write_text(TASK.format(data=data, kind=kind, rest=rest))
     output = tmp_path / "scores.json"
-    command = ["lm_eval", "entmtp_sums", "--include", str(tmp_path / "tasks"), "--output", str(output), "max_length=160"]
+    folder = str(tmp_path / "tasks")
+    command = ["lm_eval", "entmtp_sums", "--include", folder, "--output", str(output), "max_length=160"]
     monkeypatch.setattr(sys, "argv", [*command, *(f"{key}={value}" for key, value in options.items())])
     assert lm_eval_module.main() == 0, capsys.readouterr().err
     done = json.loads(output.read_text())

@@ -47,6 +47,6 @@ def _unjudged(rows: list[dict]) -> str:
     if not tasks:
         return ""
     return (
-        f"\n{', '.join(tasks)}: no accuracy. The answers are programs, and what a model wrote is executed only on demand "
-        "(in a sandbox): `confadapt.execute_code=true`.\n"
+        f"\n{', '.join(tasks)}: no accuracy. The answers are programs, and what a model wrote is executed on demand "
+        "only (in a sandbox): `confadapt.execute_code=true`.\n"
     )

@@ -123,7 +123,7 @@ def _humaneval(config: TaskConfig, resources: Path) -> Iterator[dict]:
 
 
 def humaneval_problems(config: TaskConfig, resources: Path) -> dict[str, dict[str, str]]:
-    """{prompt id: {"prompt", "entry_point", "test"}}: what judging takes, from the very file that the prompts are in."""
+    """{prompt id: {"prompt", "entry_point", "test"}}: what judging takes, from the file that the prompts are in."""
     problems = {}
     for where, row in _humaneval_rows(config, resources):
         parts = {key: _text(row.get(key), f"{where}: key '{key}'") for key in ("prompt", "entry_point", "test")}
