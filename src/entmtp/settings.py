@@ -141,6 +141,7 @@ class ConfAdaptConfig:
     # blocks as drafts: verified by the multi-token model itself, by the original model
     lossless: list[str] = field(default_factory=lambda: ["self", "draft"])
     max_nodes: int = 16  # drafts and masks of a verifying forward, at most
+    execute_code: bool = False  # HumanEval: judge programs by executing them, in a sandbox; false: no accuracy
 
 
 @dataclass
@@ -158,7 +159,7 @@ class TaskConfig:
     where: dict[str, str] = field(default_factory=dict)  # file: only rows with these values
     half: str | None = None  # file: only rows whose value in this column hashes into the first half ...
     second_half: bool = False  # ... or into the second
-    scoring: str | None = None  # how an answer is judged: number | sequence | word; null: it is not
+    scoring: str | None = None  # how an answer is judged: number | sequence | word | code; null: it is not
     template: str = "{prompt}"  # wraps each prompt text into the user's turn
     calib: int = 24  # prompts in the calibration split
     test: int = 40

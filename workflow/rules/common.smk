@@ -153,6 +153,19 @@ def products():
     return [f"{RUN}/summary.json", f"{RUN}/config.yaml", f"{RUN}/tables/speed.md", *second_method()]
 
 
+def block_rules():
+    """How blocks are decoded; whether programs are executed afterwards is no reason to decode again."""
+    return {key: value for key, value in PLAIN["confadapt"].items() if key != "execute_code"}
+
+
+def code_block(task):
+    """What judging programs takes: the tests' source, and leave to execute."""
+    if TASK_CFG[task].scoring != "code":
+        return None
+    source = {key: to_plain(TASK_CFG[task])[key] for key in ("name", "source", "wheel", "sha256")}
+    return {"task": source, "execute": CFG.confadapt.execute_code}
+
+
 def per_task(pattern):
     return expand(f"{RUN}/{pattern}", task=TASKS)
 

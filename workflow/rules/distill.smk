@@ -80,7 +80,7 @@ rule confadapt:
     params:
         **base(),
         mtp=PLAIN["mtp"],
-        confadapt=PLAIN["confadapt"],
+        confadapt=block_rules(),
         decoding=PLAIN["decoding"],
         bench={"tie_margin": PLAIN["bench"]["tie_margin"]},
         task="{task}",
@@ -106,6 +106,7 @@ rule confadapt_judged:
         **base(),
         task="{task}",
         scoring=lambda wildcards: TASK_CFG[wildcards.task].scoring,
+        code=lambda wildcards: code_block(wildcards.task),
         bootstrap=CFG.bench.bootstrap,
         seed=CFG.seed,
     script:

@@ -1,42 +1,113 @@
-"""Whether a generated text gives the known answer. Texts are compared, never executed."""
+"""Whether a generated text gives the known answer. Texts are compared; only `code` is executed, in the sandbox."""
 
 import re
+from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from entmtp.errors import EntmtpError
 
-NUMBER = re.compile(r"[-−]?\$?\d[\d,]*(?:\.\d+)?|[-−]?\$?\.\d+")
-MARK = re.compile(r"####|answer\s*(?:is|:|=)|\\boxed\{", re.IGNORECASE)
+if TYPE_CHECKING:
+    from entmtp.evaluation.code import Problem
 
-
-def number_in(text: str) -> str | None:
-    """The last number, as a plain decimal: 1,200.50 and $1200.5 are one, 7.0 is 7."""
-    found = NUMBER.findall(text)
-    if not found:
-        return None
-    digits = found[-1].replace(",", "").replace("$", "").replace("−", "-").rstrip(".")
-    whole, _, fraction = digits.partition(".")
-    fraction = fraction.rstrip("0")
-    sign, whole = ("-" if whole.startswith("-") else ""), whole.lstrip("-").lstrip("0") or "0"
-    plain = whole + (f".{fraction}" if fraction else "")
-    return plain if plain == "0" else sign + plain
+SIGN = r"(?<![\w.)\]])[-−–]"  # 10-7 and 3–4 hold no negative number
+MONEY = r"[$€£¥]"
+WHOLE = r"\d{1,3}(?:,\d{3})+(?!\d)|\d+"
+NUMBER = re.compile(
+    rf"(?P<sign>(?:{SIGN})?)(?:{MONEY}[ ]?(?P<inner>-?))?"
+    rf"(?:(?P<mixed>\d{{1,9}})[ ]+(?=\d{{1,9}}/[1-9]))?"
+    rf"(?P<whole>{WHOLE}|(?=\.\d))(?P<decimals>(?:\.\d+)?)(?P<power>(?:[eE][+-]?\d{{1,2}}(?!\w))?)"
+    rf"(?:[ ]?/[ ]?(?P<denominator>[1-9]\d*)(?![\d.]))?",
+    re.ASCII,
+)
+MARK = re.compile(r"####|answer\s*(?:is|:|=)|\\boxed\s*(?=\{)", re.IGNORECASE)
+LATEX = [
+    (re.compile(r"(\d)\s*\\[dt]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}"), r"\1 \2/\3"),  # a mixed number
+    (re.compile(r"\\[dt]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}"), r"\1/\2"),
+    (re.compile(r"\\!|\\(?=[$%])"), ""),
+    (re.compile(r"(?<=\d)(?:\{,\}|\\,)(?=\d{3})"), ","),  # thousands
+]
+LONGEST = 300  # digits: more is no answer, and slow to compare
+REACH = 500  # characters after a mark that are looked at
 
 
 def final_number(text: str) -> str | None:
-    """The number that a solution ends with: after its last '####', 'answer is' or box, else the last in the text."""
+    """The number that a solution ends with: after its last '####', 'answer is' or box, else the last in the text.
+
+    As a plain decimal, or as a fraction in lowest terms: 1,200.50 and $1200.5 are one, so are 7.0 and 7, and 3/4 and
+    .75. Percent and units are not looked at; numbers in words are none.
+    """
+    for pattern, plain in LATEX:
+        text = pattern.sub(plain, text)
     for mark in reversed(list(MARK.finditer(text))):
-        first = NUMBER.search(text[mark.end() :].split("\n")[0])
-        if first:
-            return number_in(first.group())
-    return number_in(text)
+        said = _said_after(text, mark)
+        found = next((number for number in map(_plain, NUMBER.finditer(said)) if number), None)
+        if found:
+            return found
+    numbers = [number for number in map(_plain, NUMBER.finditer(text)) if number]
+    return numbers[-1] if numbers else None
+
+
+def _said_after(text: str, mark: re.Match) -> str:
+    """A box's content; else the rest of the mark's sentence, or the next line if that is but a number.
+
+    What comes before a last '=' is working.
+    """
+    rest = text[mark.end() : mark.end() + REACH]
+    if mark.group().lower().startswith("\\boxed"):
+        said = _braced(rest)
+    else:
+        said, _, below = rest.partition("\n")
+        if not re.search(r"\w", said):
+            said = next((line for line in below.split("\n") if re.search(r"\w", line)), "")
+            said = "" if re.search(r"[A-Za-z]", said) else said
+        said = re.split(r"[.;!?](?:\s|$)", said, maxsplit=1)[0]
+    return said.rsplit("=", 1)[-1] if NUMBER.search(said.rsplit("=", 1)[-1]) else said
+
+
+def _braced(rest: str) -> str:
+    """What stands in the braces that `rest` begins with; all of it where they are not closed."""
+    start, depth = rest.index("{") + 1, 0
+    for place, character in enumerate(rest):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if character == "}" and depth == 0:
+            return rest[start:place]
+    return rest[start:]
+
+
+def _plain(found: re.Match) -> str | None:
+    parts = found.groupdict()
+    if len(found.group()) > LONGEST:
+        return None
+    value = Fraction((parts["whole"].replace(",", "") or "0") + parts["decimals"] + parts["power"])
+    if parts["denominator"]:
+        value /= int(parts["denominator"])
+        value += int(parts["mixed"] or 0)
+    return _decimal(-value if parts["sign"] or parts["inner"] else value)
+
+
+def _decimal(value: Fraction) -> str:
+    """Exact digits where they end, else the fraction: 7, -0.75, 1/3."""
+    rest, places = value.denominator, 0
+    for factor in (2, 5):
+        count = 0
+        while rest % factor == 0:
+            rest, count = rest // factor, count + 1
+        places = max(places, count)
+    if rest > 1:
+        return f"{value.numerator}/{value.denominator}"
+    digits = str(abs(value.numerator) * 10**places // value.denominator).zfill(places + 1)
+    sign = "-" if value < 0 else ""
+    return sign + (f"{digits[:-places]}.{digits[-places:]}" if places else digits)
 
 
 def words_of(text: str) -> list[str]:
     return re.findall(r"[a-z]+|\d+", text.lower())
 
 
-def correct(scoring: str, text: str, answer: str) -> bool:
+def correct(scoring: str, text: str, answer: "str | Problem") -> bool:
     """`number`: the text's final number is the answer's. `sequence`: the answer's words or numbers come in a row,
-    nothing between them. `word`: the first word is the answer."""
+    nothing between them. `word`: the first word is the answer. `code`: the text's program passes the problem's tests,
+    executed in the sandbox."""
     if scoring == "number":
         found = final_number(text)
         return found is not None and found == final_number(answer)
@@ -47,4 +118,8 @@ def correct(scoring: str, text: str, answer: str) -> bool:
         return any(not "".join(said[i + len(wanted) :][:1]).isdigit() for i in starts)
     if scoring == "word":
         return words_of(answer)[-1:] == [word for word in words_of(text) if word not in ("a", "an", "the")][:1]
-    raise EntmtpError(f"task.scoring={scoring}: choose one of number, sequence, word")
+    if scoring == "code":
+        from entmtp.evaluation.code import verdict
+
+        return verdict(text, answer).passed
+    raise EntmtpError(f"task.scoring={scoring}: choose one of number, sequence, word, code")

@@ -56,12 +56,12 @@ def decode_all(arms: dict[str, Arm], prompts: list[dict], max_new_tokens: int, j
 
 
 def judged(
-    rows: list[dict], prompts: list[dict], tokenizer, scoring: str, nll: dict[str, dict], bootstrap: int, seed: int,
-    verdicts: dict[str, str],
+    rows: list[dict], prompts: list[dict], tokenizer, scoring: str | None, nll: dict[str, dict], bootstrap: int,
+    seed: int, verdicts: dict[str, str],
 ) -> list[dict]:  # fmt: skip
-    """A row per method: accuracy with its standard error, tokens a forward, tokens/s, ratio to plain decoding of the
-    model whose text it is, perplexity under the original model (`nll`, as of `policy_nll`), how many texts equal plain
-    decoding's, and the verdict on that where the method promises it (`verdicts`)."""
+    """A row per method: accuracy with its standard error (null without `scoring`), tokens a forward, tokens/s, ratio to
+    plain decoding of the model whose text it is, perplexity under the original model (`nll`, as of `policy_nll`), how
+    many texts equal plain decoding's, and the verdict on that where the method promises it (`verdicts`)."""
     frame = pd.DataFrame(rows)
     by_name = {name: group.set_index("prompt_id") for name, group in frame.groupby("policy", sort=False)}
     made = []
@@ -87,20 +87,26 @@ def judged(
     return made
 
 
-def right_answers(texts: Iterable[tuple], prompts: list[dict], tokenizer, scoring: str) -> list[bool]:
-    """Whether each (prompt id, tokens) gives its prompt's answer."""
+def right_answers(texts: Iterable[tuple], prompts: list[dict], tokenizer, scoring: str | None) -> list[bool] | None:
+    """Whether each (prompt id, tokens) gives its prompt's answer; None without `scoring`: they are not judged."""
+    if scoring is None:
+        return None
     answers = {prompt["id"]: prompt["answer"] for prompt in prompts}
     return [correct(scoring, tokenizer.decode(list(tokens), skip_special_tokens=True), answers[prompt_id])
             for prompt_id, tokens in texts]  # fmt: skip
 
 
-def accuracy(right: list[bool]) -> dict[str, float]:
-    """Share of right answers and its standard error (binomial)."""
+def accuracy(right: list[bool] | None) -> dict[str, float | None]:
+    """Share of right answers and its standard error (binomial). Of programs, one to a prompt, this is pass@1."""
+    if right is None:
+        return {"accuracy": None, "standard_error": None}
     share = sum(right) / len(right)
     return {"accuracy": share, "standard_error": math.sqrt(share * (1 - share) / len(right))}
 
 
-def entmtp_rows(bench: pd.DataFrame, summary: list[dict], prompts: list[dict], tokenizer, scoring: str) -> list[dict]:
+def entmtp_rows(
+    bench: pd.DataFrame, summary: list[dict], prompts: list[dict], tokenizer, scoring: str | None
+) -> list[dict]:
     """The run's lossless policies in the same shape; plain decoding of the original model is among them."""
     made = []
     for row in summary:

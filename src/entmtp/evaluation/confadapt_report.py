@@ -20,7 +20,7 @@ def markdown(rows: list[dict]) -> str:
         [
             row["task"],
             row["method"],
-            f"{row['accuracy']:.3f} ± {row['standard_error']:.3f}",
+            "–" if row["accuracy"] is None else f"{row['accuracy']:.3f} ± {row['standard_error']:.3f}",
             forwards(row),
             f"{row['tokens_per_s']:.1f}",
             f"{row['over_plain']['ratio']:.2f} [{row['over_plain']['low']:.2f}, {row['over_plain']['high']:.2f}]",
@@ -43,10 +43,21 @@ def markdown(rows: list[dict]) -> str:
         "decoding* and *same text*: of the model that wrote the text. *lossless*: exact, or tie where every first "
         "difference is a numerical tie.\n"
     )
-    return markdown_table(heads, [*ours, *theirs]) + "\n" + note
+    return markdown_table(heads, [*ours, *theirs]) + "\n" + note + _unjudged(rows)
 
 
 def forwards(row: dict) -> str:
     """Tokens a forward, of the model whose text it is; another model's forwards are named."""
     own = f"{row['tokens_per_forward']:.2f}"
     return own if row["drafter_forwards"] is None else f"{own} (+ {row['drafter_forwards']:.2f} of the drafting model)"
+
+
+def _unjudged(rows: list[dict]) -> str:
+    """Why some tasks have no accuracy."""
+    tasks = list(dict.fromkeys(row["task"] for row in rows if row["accuracy"] is None))
+    if not tasks:
+        return ""
+    return (
+        f"\n{', '.join(tasks)}: no accuracy. The answers are programs, and what a model wrote is executed on demand "
+        "only (in a sandbox): `confadapt.execute_code=true`.\n"
+    )

@@ -59,14 +59,17 @@ def predicted_against_measured(rows: list[dict], plot: PlotConfig) -> Figure:
 
 def accuracy_frontier(rows: list[dict], plot: PlotConfig) -> Figure:
     """Accuracy against measured speed over plain decoding, a panel per task: lines through the thresholds and through
-    the static blocks, single points for what is lossless. `rows`: of confadapt.json."""
+    the static blocks, single points for what is lossless; an empty panel where answers were not judged. `rows`: of
+    confadapt.json."""
     families = [("confadapt", "ConfAdapt", "-"), ("static", "static k", "-"), ("lossless", "blocks, verified", ""),
                 ("", "plain decoding and EntMTP", "")]  # fmt: skip
     with styled(plot) as colours:
         tasks = list(dict.fromkeys(row["task"] for row in rows))
         fig, axes = panels(1, len(tasks), 3.1, 3.2)
         for ax, task in zip(axes[0], tasks, strict=True):
-            left = [row for row in rows if row["task"] == task]
+            left = [row for row in rows if row["task"] == task and row["accuracy"] is not None]
+            if not left:
+                ax.text(0.5, 0.5, "not judged", ha="center", va="center", transform=ax.transAxes)
             for i, (prefix, name, line) in enumerate(families):
                 own = [row for row in left if row["method"].startswith(prefix)]
                 left = [row for row in left if row not in own]

@@ -10,6 +10,7 @@ from entmtp.config import (
     LatencyConfig,
     MtpConfig,
     PlotConfig,
+    TaskConfig,
     from_plain,
 )
 from entmtp.errors import EntmtpError
@@ -116,16 +117,34 @@ def confadapt_judged(inp, out, params) -> None:
     from entmtp.tasks import read_prompts
 
     tests, rows = read_prompts(inp.prompts, "test"), read_parquet(inp.rows).to_dict("records")
-    if any("answer" not in row for row in tests) or not params["scoring"]:
-        raise EntmtpError(f"task {params['task']}: ConfAdapt is judged on tasks with answers and task.scoring")
+    scoring, tests = _with_answers(tests, params)
     base, _ = open_block({**params, "dtype": "float32"})  # the original model, always judged in float32
     cache = base.new_cache(max(len(p["token_ids"]) for p in tests) + max(len(row["tokens"]) for row in rows))
     nll = policy_nll(base, cache, rows, tests)
     verdicts = {name: entry["verdict"] for name, entry in read_json(inp.check)["policies"].items()}
-    made = judged(rows, tests, base.tokenizer, params["scoring"], nll, params["bootstrap"], params["seed"], verdicts)
+    made = judged(rows, tests, base.tokenizer, scoring, nll, params["bootstrap"], params["seed"], verdicts)
     summary = [row for row in read_json(inp.summary)["rows"] if row["task"] == params["task"]]
-    made += entmtp_rows(read_parquet(inp.bench), summary, tests, base.tokenizer, params["scoring"])
+    made += entmtp_rows(read_parquet(inp.bench), summary, tests, base.tokenizer, scoring)
     write_json(out.part, [{"task": params["task"], **row} for row in made])
+
+
+def _with_answers(tests: list[dict], params) -> tuple[str | None, list[dict]]:
+    """How the task is judged, and its prompts with what that compares with. None: not at all, since the answers are
+    programs and `confadapt.execute_code` is off."""
+    scoring = params["scoring"]
+    if scoring == "code":
+        if not params["code"]["execute"]:
+            print(f"task {params['task']}: no accuracy, since confadapt.execute_code=false", flush=True)
+            return None, tests
+        from entmtp.evaluation.code import load_problems
+        from entmtp.evaluation.sandbox import check_sandbox
+
+        check_sandbox()
+        problems = load_problems(from_plain(TaskConfig, params["code"]["task"]), params["resources"])
+        return scoring, [{**row, "answer": problems[row["id"]]} for row in tests]
+    if any("answer" not in row for row in tests) or not scoring:
+        raise EntmtpError(f"task {params['task']}: ConfAdapt is judged on tasks with answers and task.scoring")
+    return scoring, tests
 
 
 def confadapt_report(inp, out, params) -> None:

@@ -1,7 +1,8 @@
 """From raw prompts to prompts.jsonl: de-duplicated, drawn into two disjoint splits, encoded by the target's tokenizer.
 
 A row of prompts.jsonl: {"id", "task", "split" (calib | test), "messages", "token_ids" (list of ints, the
-encoded chat up to where the assistant starts), "sha256" (of messages and token_ids)} and "answer" where it is known.
+encoded chat up to where the assistant starts), "sha256" (of messages and token_ids)}, and "answer" and "category" where
+the source knows them.
 """
 
 import random
@@ -95,7 +96,7 @@ def build_prompts(config: TaskConfig, target_tokenizer: Any, resources: str | Pa
         ids = token_ids[row["id"]]
         whole = {key: row[key] for key in ("id", "task", "split", "messages")}
         whole |= {"token_ids": ids, "sha256": _row_hash(row["messages"], ids)}
-        rows.append(whole | ({"answer": row["answer"]} if "answer" in row else {}))
+        rows.append(whole | {key: row[key] for key in ("answer", "category") if key in row})
     return rows
 
 

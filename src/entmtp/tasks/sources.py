@@ -1,7 +1,8 @@
 """Raw prompts of a task: `load_source` yields {"id", "messages"} dicts for each `TaskConfig.source`.
 
 A raw prompt is a chat: a list of {"role", "content"} that ends with the user's turn. Where the reference answer is
-known the dict also has "answer" (a string). Nothing that a source carries is ever executed.
+known the dict also has "answer" (a string), and "category" where a file of Spec-Bench's form sorts its questions.
+Nothing that a source carries is executed here; HumanEval's tests are judged in `evaluation.sandbox` alone.
 """
 
 import gzip
@@ -116,6 +117,22 @@ def _messages(value: Any, where: str) -> list[dict]:
 
 def _humaneval(config: TaskConfig, resources: Path) -> Iterator[dict]:
     """HumanEval (Chen et al., 2021, arXiv:2107.03374) from its pinned wheel; the problems are only read."""
+    for where, row in _humaneval_rows(config, resources):
+        name = _text(row.get("task_id"), f"{where}: key 'task_id'")
+        yield {"id": name, "messages": _wrap(config, _text(row.get("prompt"), f"{where}: key 'prompt'"))}
+
+
+def humaneval_problems(config: TaskConfig, resources: Path) -> dict[str, dict[str, str]]:
+    """{prompt id: {"prompt", "entry_point", "test"}}: what judging takes, from the file that the prompts are in."""
+    problems = {}
+    for where, row in _humaneval_rows(config, resources):
+        parts = {key: _text(row.get(key), f"{where}: key '{key}'") for key in ("prompt", "entry_point", "test")}
+        problems[_text(row.get("task_id"), f"{where}: key 'task_id'")] = parts
+    return problems
+
+
+def _humaneval_rows(config: TaskConfig, resources: Path) -> Iterator[tuple[str, dict]]:
+    """Places (for messages) and rows of the wheel's JSONL."""
     if not config.wheel or not config.sha256:
         raise EntmtpError(
             f"task.source=humaneval (task {config.name}) needs task.wheel (name==version) and task.sha256"
@@ -133,8 +150,7 @@ def _humaneval(config: TaskConfig, resources: Path) -> Iterator[dict]:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise EntmtpError(f"{where}: not valid JSON ({error})") from error
-        name = _text(row.get("task_id"), f"{where}: key 'task_id'")
-        yield {"id": name, "messages": _wrap(config, _text(row.get("prompt"), f"{where}: key 'prompt'"))}
+        yield where, row
 
 
 def _gsm_symbolic(config: TaskConfig, resources: Path) -> Iterator[dict]:
@@ -177,7 +193,10 @@ def _file(config: TaskConfig, resources: Path) -> Iterator[dict]:
 
 
 def _rows_of_file(config: TaskConfig, path: Path) -> Iterator[dict]:
-    """JSONL rows with `column` if that is set, else "messages", else "turns" (the first is used), else "prompt"."""
+    """JSONL rows with `column` if that is set, else "messages", else "turns" (the first is used), else "prompt".
+
+    Ids are the rows' own, "id" or "question_id" (Spec-Bench, MT-bench).
+    """
     rows = read_jsonl(path)
     with path.open("rb") as file:
         numbers = [number for number, line in enumerate(file, 1) if line.strip()]  # read_jsonl skips blank lines
@@ -194,14 +213,16 @@ def _rows_of_file(config: TaskConfig, path: Path) -> Iterator[dict]:
             raise EntmtpError(f"{where}: no key {wanted}, only {', '.join(row) or 'no keys'}{hint}")
         place = f"{where}: key '{key}'"
         messages = _messages(row[key], place) if key == "messages" else _wrap(config, _first_turn(row[key], place))
-        prompt_id = str(row.get("id", f"{config.name}/{number}"))
+        prompt_id = str(row.get("id", row.get("question_id", f"{config.name}/{number}")))
         if prompt_id in lines_of_id:
             raise EntmtpError(
                 f"{where}: id '{prompt_id}' is also that of line {lines_of_id[prompt_id]}; ids are unique"
             )
         lines_of_id[prompt_id] = number
         answer = {"answer": str(row["answer"])} if "answer" in row else {}
-        yield {"id": prompt_id, "messages": messages, **answer}
+        # Spec-Bench's and MT-bench's questions: their own scripts group by category
+        category = {"category": str(row["category"])} if "question_id" in row and "category" in row else {}
+        yield {"id": prompt_id, "messages": messages, **answer, **category}
 
 
 def _chosen(config: TaskConfig, row: dict, where: str) -> bool:
