@@ -1,17 +1,19 @@
 """Which drafted nodes survive: pure functions of a tree, its tokens and the target's answer."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from entmtp.tree.topology import Topology
 
 
-def accept_exact(tree: Topology, tokens: list[int], choices: list[int]) -> list[int]:
+def accept_exact(tree: Topology, tokens: list[int], choices: Sequence[int]) -> list[int]:
     """Nodes committed under exact acceptance, root first: the path whose every token is the target's own choice.
 
     `tokens` [n] are the tree's tokens, `choices` [n] the target's choice after each node (argmax, or Gumbel-max with
     the position's noise). Siblings carry different tokens, so the path is unique. The next root is
-    `choices[nodes[-1]]`.
+    `choices[nodes[-1]]`. Only choices along that path are looked at, from the root down.
     """
     nodes = [0]
     while True:
