@@ -1,13 +1,16 @@
 """Composing `conf/` into the dataclasses of `entmtp.settings`: a typo or an ill-typed value names the key."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from entmtp.errors import EntmtpError
+from entmtp.errors import EntmtpError, first_line
+from entmtp.io import check_name
 from entmtp.settings import (
     BankConfig,
     BenchConfig,
@@ -57,6 +60,7 @@ __all__ = [
     "choices",
     "compose",
     "from_plain",
+    "refuse_aliases",
     "to_plain",
     "validate",
 ]
@@ -80,9 +84,30 @@ def check_choice(group: str, name: str) -> None:
         raise EntmtpError(f"unknown {group} '{name}': choose one of {', '.join(choices(group))}")
 
 
+@cache
+def refuse_aliases(folder: Path) -> None:
+    """A YAML file whose aliases nest grows without end when it is composed. Ours need none, so none are taken."""
+    for path in sorted(folder.rglob("*.yaml")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if "&" not in text or "*" not in text:
+            continue
+        try:
+            alias = next((event for event in yaml.parse(text) if isinstance(event, yaml.AliasEvent)), None)
+        except yaml.YAMLError:
+            continue  # composing says what is wrong with it
+        if alias is not None:
+            raise EntmtpError(f"{path}, line {alias.start_mark.line + 1}: YAML aliases (*{alias.anchor}) are not taken")
+
+
 def validate(raw: DictConfig) -> Config:
     """Type-check a composed config against the dataclasses. Raises EntmtpError that names the key."""
-    config: Config = from_plain(Config, raw)
+    try:
+        plain = OmegaConf.to_container(
+            raw, resolve=True
+        )  # a plain dict: an unknown key that ++ forced in is an error too
+    except OmegaConfBaseException as error:
+        raise _named(error) from error
+    config: Config = from_plain(Config, plain)
     _check_values(config)
     return config
 
@@ -94,6 +119,12 @@ def compose(overrides: list[str]) -> Config:
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
 
+    if not CONF.is_dir():
+        raise EntmtpError(
+            f"no configuration in {CONF}: the pipeline and its commands run in a checkout of the repository "
+            "(pip install -e .); an installed package offers `from entmtp import load, generate`"
+        )
+    refuse_aliases(CONF)
     for override in overrides:
         group, _, value = override.lstrip("+~").partition("=")
         if (CONF / group).is_dir() and value and "," not in value:
@@ -117,8 +148,11 @@ def from_plain(cls: type, block: Any) -> Any:
     try:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), block))
     except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", None) or "?"
-        raise EntmtpError(f"config key '{key}': {str(error).splitlines()[0]}") from error
+        raise _named(error) from error
+
+
+def _named(error: OmegaConfBaseException) -> EntmtpError:
+    return EntmtpError(f"config key '{getattr(error, 'full_key', None) or '?'}': {first_line(error)}")
 
 
 def _check_values(config: Config) -> None:
@@ -130,6 +164,9 @@ def _check_values(config: Config) -> None:
     ):
         for name in names:
             check_choice(group, name)
+    for key in ("experiment", "target.name", "heads.name", "corpus.name", "task.name", "policy.name"):
+        block, _, name = key.rpartition(".")
+        check_name(f"config key '{key}':", getattr(getattr(config, block) if block else config, name))
     one_of = {
         "dtype": (config.dtype, ("float32", "bfloat16", "float16")),
         "decoding.mode": (config.decoding.mode, ("greedy", "sample", "typical")),

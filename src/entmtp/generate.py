@@ -3,14 +3,18 @@
 import argparse
 import os
 import sys
-import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from io import TextIOWrapper
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from entmtp.config import CONF, Config, choices, compose
 from entmtp.errors import EntmtpError
+
+if TYPE_CHECKING:
+    from entmtp.language_model import LanguageModel, Result
 
 SHORTHAND = {"max_new_tokens": "decoding.max_new_tokens"}
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -44,6 +48,7 @@ The text goes to stdout; the last line on stderr has tokens/s, accept length (to
     parser.add_argument("prompt", help='the user\'s turn; "-" reads it from stdin')
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="see below")
     parser.add_argument("--no-chat", action="store_true", help="continue the raw prompt, without the chat template")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text (repeatable)")
     return parser.parse_intermixed_args(arguments)
 
 
@@ -56,6 +61,11 @@ class Stats:
     accepted: int = 0  # drafted tokens that were committed
     nodes: Counter = field(default_factory=Counter)  # steps by their tree's nodes
 
+    def take(self, result: "Result") -> None:
+        self.tokens, self.seconds = len(result.tokens), result.prefill_seconds + result.decode_seconds
+        self.accepted = sum(step.accepted for step in result.forwards)
+        self.nodes = Counter(step.nodes for step in result.forwards)
+
     def line(self, config: Config) -> str:
         steps = sum(self.nodes.values())
         length = f"{self.accepted / steps + 1:.2f}" if steps else "n/a"
@@ -66,33 +76,6 @@ class Stats:
         rate = self.tokens / self.seconds if self.seconds else 0.0
         return (f"{self.tokens} tokens in {self.seconds:.2f} s | {rate:.1f} tokens/s | accept length {length} | "
                 f"trees (nodes: share) {shares or 'none'} | {verdict}")  # fmt: skip
-
-
-class TextStream:
-    """Committed token ids in, printable text out: never half a character.
-
-    The whole list is decoded each time, since a token's text may depend on its neighbours. Replacement characters at
-    the end may be the first bytes of a character that the next tokens complete, so they wait.
-    """
-
-    def __init__(self, tokenizer: Any):
-        self.tokenizer, self.tokens, self.shown = tokenizer, [], 0
-
-    def push(self, tokens: list[int]) -> str:
-        self.tokens.extend(tokens)
-        return self._new(self._text().rstrip("\ufffd"))
-
-    def close(self) -> str:
-        """What was still held back: the text has ended, so it is complete as it is."""
-        return self._new(self._text())
-
-    def _text(self) -> str:
-        return self.tokenizer.decode(self.tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-
-    def _new(self, text: str) -> str:
-        new = text[self.shown :]
-        self.shown += len(new)
-        return new
 
 
 def prepare(arguments: argparse.Namespace) -> tuple[Config, str]:
@@ -112,10 +95,17 @@ def prepare(arguments: argparse.Namespace) -> tuple[Config, str]:
             )
         rest = [item for item in overrides if not item.startswith("heads=")]
         config = replace(config, heads=compose_heads(config, rest, kind))
-    prompt = sys.stdin.read().rstrip("\n") if arguments.prompt == "-" else arguments.prompt
+    prompt = _read_input() if arguments.prompt == "-" else arguments.prompt
     if not prompt.strip():
         raise EntmtpError("the prompt is empty")
     return config, prompt
+
+
+def _read_input() -> str:
+    try:
+        return sys.stdin.read().rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise EntmtpError(f"the prompt on standard input is not valid {error.encoding} ({error.reason})") from error
 
 
 def _check_prompt(prompt: str) -> None:
@@ -151,48 +141,35 @@ def open_policy(config: Config):
     return build_policy({**fitted, **given}, bank)
 
 
-def stream(config: Config, prompt: str, chat: bool, stats: Stats) -> Iterator[str]:
-    """Pieces of text as they are committed; fills `stats` on the way. Batch size 1."""
+def open_model(config: Config) -> "LanguageModel":
+    """Target, heads and policy of a configuration."""
     import torch
 
-    from entmtp.decoding.engine import make_chooser
-    from entmtp.decoding.plain import plain_tokens
+    from entmtp.heads.drafter import make_drafter
+    from entmtp.heads.model import load_heads
     from entmtp.heads.self_test import check_heads
-    from entmtp.session import capacity_for, heads_folder, open_decoder, open_target, run_folder
-    from entmtp.tasks import encode
+    from entmtp.language_model import LanguageModel
+    from entmtp.session import heads_folder, open_target, run_folder
 
     policy = open_policy(config)  # before the target: a missing fit is said at once
     if config.threads:
         torch.set_num_threads(config.threads)
     _fetch(config)
     target = open_target(config.target, config.resources, config.dtype, config.device)
-    tokenizer, budget = target.tokenizer, config.decoding.max_new_tokens
-    ids = encode(tokenizer, [{"role": "user", "content": prompt}]) if chat else list(tokenizer(prompt)["input_ids"])
-    target.check_room(len(ids), budget)
-    plain = config.policy.kind == "ar"
-    heads = None if plain else config.heads
-    folder = None if plain else heads_folder(heads, config.target.name, config.resources, run_folder(config))
-    decoder = open_decoder(target, heads, folder, capacity_for([{"token_ids": ids}], budget, policy.max_nodes))
-    if heads is not None:
-        check_heads(target, decoder.drafter, heads, folder)
-    decoder.check(ids, budget, policy.max_nodes)
-    if plain:
-        chooser = make_chooser(target, config.decoding, "")
-        steps = (([token], 0, 0) for token in plain_tokens(target, decoder.cache, ids, budget, chooser))
-    else:
-        made = decoder.stream(ids, policy, config.decoding)
-        steps = ((step.tokens, step.nodes, step.accepted) for step in made if step is not None)
-    text = TextStream(tokenizer)
-    begin = time.perf_counter()
-    for tokens, nodes, accepted in steps:
-        stats.seconds += time.perf_counter() - begin
-        stats.tokens += len(tokens)
-        stats.accepted += accepted
-        if nodes >= 0:  # the last root may need no step
-            stats.nodes[nodes] += 1
-        yield text.push(tokens)
-        begin = time.perf_counter()
-    yield text.close()
+    if config.policy.kind == "ar":
+        return LanguageModel(target, None, policy)
+    folder = heads_folder(config.heads, config.target.name, config.resources, run_folder(config))
+    drafter = make_drafter(load_heads(folder, target), target, config.heads.width)
+    check_heads(target, drafter, config.heads, folder)
+    return LanguageModel(target, drafter, policy)
+
+
+def stream(config: Config, prompt: str, chat: bool, stats: Stats, stop: Iterable[str] = ()) -> Iterator[str]:
+    """Pieces of text as they are committed; fills `stats` at the end. Batch size 1."""
+    lm = open_model(config)
+    made = lm.stream_ids(lm.encode(prompt, chat), config.decoding, stop=stop)
+    yield from made
+    stats.take(made.result)
 
 
 def _fetch(config: Config) -> None:
@@ -208,7 +185,9 @@ def _fetch(config: Config) -> None:
 def run(arguments: argparse.Namespace) -> None:
     config, prompt = prepare(arguments)
     stats = Stats()
-    for piece in stream(config, prompt, not arguments.no_chat, stats):
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without emoji shows something else, and the text goes on
+    for piece in stream(config, prompt, not arguments.no_chat, stats, arguments.stop):
         print(piece, end="", flush=True)
     print(flush=True)
     print(f"{config.policy.name}: {stats.line(config)}", file=sys.stderr)
@@ -230,6 +209,17 @@ def main() -> int:
         return 1
     return 0
 
+
+class _CallableModule(ModuleType):
+    """`from entmtp import generate` is the library's function, also when this module has been imported before."""
+
+    def __call__(self, *args, **kwargs):
+        from entmtp.api import generate
+
+        return generate(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule
 
 if __name__ == "__main__":
     sys.exit(main())

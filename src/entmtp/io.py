@@ -3,10 +3,13 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from entmtp.errors import EntmtpError
 
@@ -23,8 +26,8 @@ def atomic(path: str | Path) -> Iterator[Path]:
     try:
         yield partial
         os.replace(partial, path)
-    except OSError as error:
-        raise EntmtpError(f"cannot write {path}: {error.strerror or error}") from error
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk in its own type
+        raise EntmtpError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
     finally:
         partial.unlink(missing_ok=True)
 
@@ -48,7 +51,7 @@ def read_json(path: str | Path) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise EntmtpError(f"{path}: {_reason(error)}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # broken, not UTF-8, a number of 5,000 digits, nested too deep
         raise EntmtpError(f"{path}: not valid JSON ({error})") from error
 
 
@@ -58,24 +61,32 @@ def write_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
             file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_jsonl(path: str | Path) -> list[dict]:
-    """Read one JSON object a line; a broken line is an error that names file and line number."""
-    rows = []
+def iter_jsonl(path: str | Path) -> Iterator[tuple[int, int, dict]]:
+    """Line number, place in the file (byte) and JSON object of each line that is not blank, one at a time.
+
+    A broken line is an error that names file and line number.
+    """
     try:
         with open(path, "rb") as file:
+            end = 0
             for number, line in enumerate(file, 1):
+                place, end = end, end + len(line)
                 if not line.strip():
                     continue
                 try:
                     row = json.loads(line.decode("utf-8"))
-                except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                except (ValueError, RecursionError) as error:
                     raise EntmtpError(f"{path}, line {number}: not valid JSON ({error})") from error
                 if not isinstance(row, dict):
                     raise EntmtpError(f"{path}, line {number}: expected a JSON object, found {type(row).__name__}")
-                rows.append(row)
+                yield number, place, row
     except OSError as error:
         raise EntmtpError(f"{path}: {_reason(error)}") from error
-    return rows
+
+
+def read_jsonl(path: str | Path) -> list[dict]:
+    """Read one JSON object a line; a broken line is an error that names file and line number."""
+    return [row for _, _, row in iter_jsonl(path)]
 
 
 def write_parquet(path: str | Path, rows: Any) -> None:
@@ -94,7 +105,7 @@ def read_parquet(path: str | Path) -> Any:
         return pd.read_parquet(path)
     except FileNotFoundError as error:
         raise EntmtpError(f"{path}: no such file") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, KeyError, NotImplementedError, MemoryError, UnicodeError) as error:
         raise EntmtpError(f"{path}: not a readable Parquet file ({error})") from error
 
 
@@ -108,7 +119,15 @@ def sha256_file(path: str | Path) -> str:
 
 def sha256_json(value: Any) -> str:
     """Hash of a JSON value, independent of key order."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()  # JSON can escape half a character
+
+
+def check_name(what: str, name: str) -> str:
+    """A name that becomes part of a path must not lead elsewhere."""
+    if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
+        raise EntmtpError(f"{what} '{name}': a name has letters, digits, '_', '-' and '.' only, and no '.' in front")
+    return name
 
 
 def check_writable(folder: str | Path, key: str) -> None:
@@ -150,15 +169,19 @@ class Journal:
         for number, line in enumerate(content.splitlines(), 1):
             try:
                 rows.append(json.loads(line))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise EntmtpError(f"{self.path}, line {number}: damaged journal ({error}); delete it") from error
         return rows
 
     def append(self, row: dict) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise EntmtpError(f"cannot write {self.path}: {error.strerror}; what it holds is kept") from error
         self.rows.append(row)
 
     def done(self, key: Callable[[dict], Any]) -> set:

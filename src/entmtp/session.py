@@ -8,9 +8,10 @@ from entmtp.decoding.engine import Decoder
 from entmtp.errors import EntmtpError
 from entmtp.heads.drafter import make_drafter
 from entmtp.heads.model import load_heads
-from entmtp.io import read_json
+from entmtp.io import check_name, read_json
 from entmtp.policy.fit import build_policy
 from entmtp.policy.schedulers import Policy
+from entmtp.policy.stored import check_indices, check_stored
 from entmtp.target.load import Target, load_target
 from entmtp.tree.bank import Bank
 
@@ -81,13 +82,23 @@ def capacity_for(prompts: Iterable[dict], max_new_tokens: int, max_nodes: int) -
 
 def load_policy(run: str | Path, task: str, heads: str | None, policy: str) -> tuple[Policy, dict, Bank | None]:
     """A fitted policy of a run folder, its JSON and its bank."""
-    folder = Path(run) / "trees" / (heads or "none") / task
-    path = folder / "policy" / f"{policy}.json"
+    check_name("task", task)
+    return load_fitted(Path(run) / "trees" / (heads or "none") / task, policy, Path(run).name)
+
+
+def load_fitted(folder: Path, policy: str, experiment: str = "…") -> tuple[Policy, dict, Bank | None]:
+    """A fitted policy of one task's folder of trees, `<run>/trees/<heads>/<task>`, its JSON and its bank."""
+    path = folder / "policy" / f"{check_name('policy', policy)}.json"
     if not path.is_file():
         raise EntmtpError(
-            f"no fitted policy '{policy}' for task '{task}' ({path} is missing): run "
-            f"`snakemake --cores all --config experiment={Path(run).name}` first, or use policy=ar or policy=hydra"
+            f"no fitted policy '{policy}' for task '{folder.name}' ({path} is missing): run "
+            f"`snakemake --cores all --config experiment={experiment}` first, or use policy=ar or policy=hydra"
         )
-    fitted = read_json(path)
+    fitted = check_stored(read_json(path), path)
     bank = Bank.load(folder / "bank.json") if fitted["trees"] else None
-    return build_policy(fitted, bank), fitted, bank
+    if bank is not None:
+        check_indices(fitted, len(bank.trees), path)
+    try:
+        return build_policy(fitted, bank), fitted, bank
+    except (KeyError, TypeError, ValueError) as error:  # a kind that this version does not know, a key too many
+        raise EntmtpError(f"{path}: not a policy that this version can build ({error}); fit it again") from error

@@ -19,7 +19,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from entmtp.config import CONF, Config, HeadsConfig, check_choice, validate
+from entmtp.config import CONF, Config, HeadsConfig, check_choice, refuse_aliases, validate
 from entmtp.errors import EntmtpError
 from entmtp.io import atomic, read_json, read_parquet, write_json, write_parquet
 
@@ -280,6 +280,7 @@ def main() -> None:
     """Check names, run Hydra, and say what is wrong in one line."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach this function instead of being printed by Hydra
     try:
+        refuse_aliases(CONF)
         for override in sys.argv[1:]:
             group, _, names = override.lstrip("+~").partition("=")
             if (CONF / group).is_dir() and names and not set("()[]{}") & set(names):  # plain lists of names only

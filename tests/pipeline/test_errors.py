@@ -13,6 +13,8 @@ from .conftest import snakemake
         ("policy.tau_onn=0.3", "policy.tau_onn"),
         ("dtype=fp8", "'fp8' is not one of float32"),
         ("results=/proc/nowhere", "results=/proc/nowhere: not a writable folder"),
+        ("tasks=[../x]", "unknown task '../x'"),
+        ("target.name=../../x", "a name has letters, digits"),
     ],
 )
 def test_configuration_errors(tmp_path, overrides, message):

@@ -18,6 +18,7 @@ def calibration_texts(target, prompts: list[dict], decoding: DecodingConfig) -> 
     """
     for prompt in prompts:
         target.check_room(len(prompt["token_ids"]), decoding.max_new_tokens)
+        target.check_tokens(prompt["token_ids"])
     longest = max(len(prompt["token_ids"]) for prompt in prompts)
     made: dict[str, list[int]] = {}
     if isinstance(target.model, FusedLlama):

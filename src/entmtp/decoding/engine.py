@@ -4,7 +4,7 @@ Batch size is 1: a step's tree is one sequence's; batches would need ragged tree
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from entmtp.config import DecodingConfig
 from entmtp.decoding.plain import plain_tokens
+from entmtp.decoding.processors import ProcessedChooser, Processor
 from entmtp.decoding.sampling import Choices, Chooser, GumbelNoise
 from entmtp.decoding.verify import accept_exact, accept_typical
 from entmtp.errors import EntmtpError
@@ -93,6 +94,7 @@ class Decoder:
     def check(self, prompt: list[int], max_new_tokens: int, max_nodes: int) -> None:
         if not prompt or not isinstance(prompt[0], int):
             raise EntmtpError("the prompt must be one non-empty list of token ids (batch size 1 only)")
+        self.target.check_tokens(prompt)
         self.target.check_room(len(prompt), max_new_tokens)
         need = self.room(len(prompt), max_new_tokens, max_nodes)
         if need > self.capacity:
@@ -132,17 +134,26 @@ class Decoder:
 
     @torch.inference_mode()
     def stream(
-        self, prompt: list[int], policy: Policy, decoding: DecodingConfig, prompt_id: str = ""
+        self,
+        prompt: list[int],
+        policy: Policy,
+        decoding: DecodingConfig,
+        prompt_id: str = "",
+        *,
+        stop_ids: set[int] | None = None,
+        processors: Sequence[Processor] = (),
     ) -> Iterator[Step | None]:
         """Yield None after the prefill, then every step as it commits its tokens.
 
         A last root that needs no forward (a stop token, or the budget's last token) comes as a Step with nodes -1.
+        `stop_ids` replace the target's own. `processors` are pure functions (decoding/processors.py).
         """
-        target, cache, stop, budget = self.target, self.cache, self.target.stop_ids, decoding.max_new_tokens
+        target, cache, budget = self.target, self.cache, decoding.max_new_tokens
+        stop = target.stop_ids if stop_ids is None else stop_ids
         self.check(prompt, budget, policy.max_nodes)
         self._check_policy(policy)
         trees = [self.compile(tree) for tree in policy.trees]
-        chooser = make_chooser(target, decoding, prompt_id)
+        chooser = make_chooser(target, decoding, prompt_id, processors, prompt)
         policy.reset()
         cache.reset()
         if self.drafter is not None:
@@ -276,11 +287,24 @@ class Decoder:
         return nodes, choices[nodes[-1]]
 
 
-def make_chooser(target, decoding: DecodingConfig, prompt_id: str) -> Chooser:
-    """greedy and typical choose by argmax; sample by Gumbel-max with the prompt's own noise."""
-    if decoding.mode != "sample":
-        return Chooser()
-    return Chooser(decoding.temperature, GumbelNoise(decoding.seed, prompt_id, target.vocab_size, target.device))
+def make_chooser(
+    target,
+    decoding: DecodingConfig,
+    prompt_id: str,
+    processors: Sequence[Processor] = (),
+    prompt: Sequence[int] = (),
+) -> Chooser:
+    """greedy and typical choose by argmax; sample by Gumbel-max with the prompt's own noise. `processors` change the
+    scores before that; they need the text from its `prompt` on."""
+    temperature, noise = 0.0, None
+    if decoding.mode == "sample":
+        temperature = decoding.temperature
+        noise = GumbelNoise(decoding.seed, prompt_id, target.vocab_size, target.device)
+    if not processors:
+        return Chooser(temperature, noise)
+    if decoding.mode == "typical":
+        raise EntmtpError("typical acceptance judges the target's own probabilities: it takes no logits processors")
+    return ProcessedChooser(processors, prompt, temperature, noise)
 
 
 def cut(tokens: list[int], stop: set[int], budget: int) -> list[int]:

@@ -61,6 +61,10 @@ class Chooser:
         values = array(scores)
         return [kernels.argmax(values, row) for row in range(len(values))]
 
+    def choose(self, logits: Tensor, position: int) -> int:
+        """logits [1, vocab] -> the token at `position`."""
+        return self(logits, [position])[0]
+
 
 class Choices(dict):
     """The target's choice after each node, made when it is asked for: most nodes of a large tree are never reached."""
@@ -70,5 +74,5 @@ class Choices(dict):
         self.chooser, self.logits, self.positions = chooser, logits, positions
 
     def __missing__(self, node: int) -> int:
-        self[node] = self.chooser(self.logits[node : node + 1], self.positions[node : node + 1])[0]
+        self[node] = self.chooser.choose(self.logits[node : node + 1], self.positions[node])
         return self[node]

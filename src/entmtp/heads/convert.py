@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from entmtp.config import HeadsConfig
-from entmtp.errors import EntmtpError
+from entmtp.errors import EntmtpError, first_line
 from entmtp.heads.model import DraftHeads, HeadsFormat, save_heads
 from entmtp.heads.prefix import prefix_like
 
@@ -43,7 +43,7 @@ def read_published(path: Path) -> dict[str, Tensor]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise EntmtpError(f"{path}: not a checkpoint of plain tensors ({str(error).splitlines()[0]})") from error
+        raise EntmtpError(f"{path}: not a checkpoint of plain tensors ({first_line(error)})") from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise EntmtpError(f"{path}: expected a dictionary of tensors")
     return state

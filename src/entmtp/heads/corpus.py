@@ -9,7 +9,7 @@ from entmtp.config import CorpusConfig, PromptSource
 from entmtp.errors import EntmtpError
 from entmtp.heads.dedup import KnownPrompts, text_hash
 from entmtp.heads.text import Draw, Sequence, batch_decoder
-from entmtp.io import Journal, read_jsonl, sha256_json
+from entmtp.io import Journal, iter_jsonl, read_jsonl, sha256_json
 from entmtp.tasks.prompts import encode
 from entmtp.tasks.sources import in_first_half
 
@@ -29,7 +29,9 @@ def known_prompts(config: CorpusConfig, prompt_files: Iterable[str]) -> KnownPro
 
 def source_prompts(source: PromptSource) -> Iterator[str]:
     """Prompts of a file's rows that the source's half keeps. A list of turns gives a prompt a turn."""
-    for index, row in enumerate(read_jsonl(source.file)):
+    for index, (_, _, row) in enumerate(iter_jsonl(source.file)):
+        if source.half and source.half not in row:
+            raise EntmtpError(f"{source.file}, row {index + 1}: no column '{source.half}', which halves the file")
         if source.half and in_first_half(str(row[source.half])) == source.second_half:
             continue
         value = row.get(source.column)

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -134,6 +133,30 @@ def save_heads(heads: DraftHeads, folder: str | Path, dtype: torch.dtype = torch
     write_json(folder / "config.json", asdict(heads.config))
 
 
+def _ill_value(config: HeadsFormat, vocab_size: int) -> str | None:
+    """What is wrong with a config's values by themselves: files of others may hold anything."""
+
+    def count(value: object, least: int, most: int) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+    sound = {
+        "depth": count(config.depth, 1, 64),
+        "blocks": count(config.blocks, 0, 64),
+        "hidden_size": count(config.hidden_size, 1, 1 << 20),
+        "draft_vocab": count(config.draft_vocab, 1, vocab_size),
+        "embedding_scale": isinstance(config.embedding_scale, int | float) and abs(config.embedding_scale) < 1e6,
+        "first": config.first in ("linear", "residual"),
+        "projection": config.projection in ("target", "own"),
+        "projection_bias": isinstance(config.projection_bias, bool),
+        "prefix": config.prefix is None or isinstance(config.prefix, dict),
+    }
+    if isinstance(config.prefix, dict):
+        sizes = ("heads", "kv_heads", "head_dim", "intermediate_size", "max_positions")
+        sound["prefix"] = all(count(config.prefix.get(key, 1), 1, 1 << 22) for key in sizes)
+    wrong = [key for key, fits in sound.items() if not fits]
+    return f"{wrong[0]}: {getattr(config, wrong[0])!r:.60}" if wrong else None
+
+
 def load_heads(folder: str | Path, target) -> DraftHeads:
     """Read the native format and check that it fits `target`. Raises EntmtpError that says what does not fit."""
     folder = Path(folder)
@@ -149,6 +172,9 @@ def load_heads(folder: str | Path, target) -> DraftHeads:
             f"{folder / 'config.json'}: this version reads format '{HeadsFormat.format}' with arch medusa or hydra, "
             f"not format '{config.format}' with arch '{config.arch}'"
         )
+    problem = _ill_value(config, target.vocab_size)
+    if problem:
+        raise EntmtpError(f"{folder / 'config.json'}: not a heads config ({problem})")
     if config.hidden_size != target.hidden_size:
         raise EntmtpError(
             f"{folder}: heads for hidden size {config.hidden_size}, but the target has {target.hidden_size}"
@@ -162,7 +188,7 @@ def load_heads(folder: str | Path, target) -> DraftHeads:
         state = load_file(folder / "model.safetensors")
         heads = DraftHeads(config, torch.zeros(config.draft_vocab))
         heads.load_state_dict({key: v if key == "token_map" else v.float() for key, v in state.items()})
-    except (OSError, SafetensorError, RuntimeError, TypeError) as error:
+    except Exception as error:  # torch, safetensors and transformers have no common type for what does not fit
         raise EntmtpError(f"{folder / 'model.safetensors'}: does not match its config.json ({error})") from error
     for token in (int(heads.token_map.min()), int(heads.token_map.max())):
         if not 0 <= token < target.vocab_size:

@@ -63,8 +63,9 @@ def transformers_generate(setting: dict, attention: str, **options) -> Generate:
     @torch.inference_mode()
     def generate(task: str, prompt: list[int], budget: int) -> list[int]:
         ids = torch.tensor([prompt])
+        # a generation config may carry a repetition penalty: the baseline decodes what the model says, as ours does
         made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=budget, do_sample=False,
-                              pad_token_id=0, **options)  # fmt: skip
+                              repetition_penalty=1.0, pad_token_id=0, **options)  # fmt: skip
         return made[0, len(prompt) :].tolist()
 
     return generate

@@ -29,15 +29,12 @@ def target(inp, out, params) -> None:
 
 
 def prompts(inp, out, params) -> None:
-    from transformers import AutoTokenizer
-
     from entmtp.io import write_jsonl
+    from entmtp.target.load import load_tokenizer
     from entmtp.tasks import build_prompts
 
     config = from_plain(TargetConfig, params["target"])
-    tokenizer = AutoTokenizer.from_pretrained(Path(inp.target).parent, trust_remote_code=False)
-    if config.chat_template is not None:
-        tokenizer.chat_template = config.chat_template
+    tokenizer = load_tokenizer(Path(inp.target).parent, config.chat_template)
     rows = build_prompts(from_plain(TaskConfig, params["task"]), tokenizer, params["resources"])
     write_jsonl(out.prompts, rows)
     print(f"{len(rows)} prompts", flush=True)

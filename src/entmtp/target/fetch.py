@@ -14,10 +14,11 @@ import zipfile
 from pathlib import Path
 
 from entmtp.config import TargetConfig
-from entmtp.errors import EntmtpError
+from entmtp.errors import EntmtpError, first_line
 from entmtp.io import sha256_file, write_json
 
 SENTINEL = "entmtp.json"  # written last: a folder without it is an interrupted conversion
+HUB_FILES = ["*.json", "*.safetensors", "*.bin", "tokenizer*", "*.model", "*.jinja"]
 
 
 def fetch_target(config: TargetConfig, folder: str | Path) -> Path:
@@ -101,12 +102,22 @@ def _from_hub(config: TargetConfig, made: Path) -> None:
 
     if not config.repo or not config.revision:
         raise EntmtpError("target.source=hub needs target.repo and a pinned target.revision")
-    snapshot_download(
-        config.repo,
-        revision=config.revision,
-        local_dir=made,
-        allow_patterns=["*.json", "*.safetensors", "*.bin", "tokenizer*", "*.model", "*.jinja"],
-    )
+    snapshot_download(config.repo, revision=config.revision, local_dir=made, allow_patterns=HUB_FILES)
+
+
+def hub_snapshot(repo: str, revision: str | None) -> Path:
+    """A Hub model's folder in the Hub's own cache. Nothing in it is ever executed."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, HTTPError
+
+    if not revision:
+        raise EntmtpError(f"{repo}: no such folder; a Hub name needs a pinned revision=<commit>")
+    try:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=HUB_FILES))
+    except (HFValidationError, HTTPError, OSError) as error:
+        raise EntmtpError(
+            f"{repo} at revision {revision}: cannot be loaded from the Hub ({first_line(error)})"
+        ) from error
 
 
 def _from_seed(config: TargetConfig, made: Path) -> None:
@@ -142,5 +153,10 @@ def _from_seed(config: TargetConfig, made: Path) -> None:
 
 def model_fingerprint(folder: str | Path) -> str:
     """Short identity of a target: hash of its weights' headers and config sizes, for matching heads to targets."""
-    config = json.loads((Path(folder) / "config.json").read_text())
-    return f"{config['model_type']}-h{config['hidden_size']}-v{config['vocab_size']}"
+    return shape_name(json.loads((Path(folder) / "config.json").read_text()))
+
+
+def shape_name(config: dict) -> str:
+    """The part of a fingerprint that a config alone tells."""
+    hidden = config.get("hidden_size", config.get("n_embd"))  # as GPT-2's family writes it
+    return f"{config['model_type']}-h{hidden}-v{config['vocab_size']}"

@@ -2,18 +2,23 @@
 
 import hashlib
 import json
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from entmtp.config import TargetConfig
-from entmtp.errors import EntmtpError
+from entmtp.errors import EntmtpError, first_line
 from entmtp.target import llama
 from entmtp.target.cache import KVCache
 from entmtp.target.fetch import model_fingerprint
 
+# what transformers raises over a damaged config or weight file, a pickle that is no list of tensors among them
+_UNLOADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError,
+               pickle.UnpicklingError)  # fmt: skip
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -66,7 +71,20 @@ class Target:
         tokens = torch.tensor(token_ids, device=self.device)
         hidden = self.model.hidden(tokens, torch.arange(n, device=self.device), cache, None)
         cache.length += n
+        if torch.isnan(hidden[-1]).any():  # argmax over NaN is a token id like any other: text would come all the same
+            raise EntmtpError(
+                f"the target's hidden states are not numbers (NaN): its weights are damaged, or {self.dtype_name} "
+                "overflows; try dtype=float32 or dtype=bfloat16"
+            )
         return hidden
+
+    def check_tokens(self, token_ids: list[int]) -> None:
+        """Refuse ids that the model has no embedding for."""
+        wrong = next((token for token in token_ids if not 0 <= token < self.vocab_size), None)
+        if wrong is not None:
+            raise EntmtpError(
+                f"token id {wrong} is outside the target's vocabulary of {self.vocab_size}: is this its own tokenizer?"
+            )
 
     def check_room(self, prompt_tokens: int, max_new_tokens: int) -> None:
         if prompt_tokens + max_new_tokens > self.max_positions:
@@ -78,7 +96,7 @@ class Target:
 
 def load_target(config: TargetConfig, folder: str | Path, dtype: str, device: str = "cpu") -> Target:
     """Load the model folder that `fetch_target` returned. Only safetensors or weights-only pickles are read."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -89,13 +107,23 @@ def load_target(config: TargetConfig, folder: str | Path, dtype: str, device: st
     folder = Path(folder)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], trust_remote_code=False)
+    except _UNLOADABLE as error:
+        raise EntmtpError(f"{folder}: not a loadable causal language model ({first_line(error)})") from error
+    tokenizer = load_tokenizer(folder, config.chat_template)
+    return wrap_model(model.eval(), tokenizer, config.forward, dtype, device, fingerprint=fingerprint(folder))
+
+
+def load_tokenizer(folder: str | Path, chat_template: str | None = None):
+    """The tokenizer of a model folder, with another chat template if one is given."""
+    from transformers import AutoTokenizer
+
+    try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise EntmtpError(f"{folder}: not a loadable causal language model ({str(error).splitlines()[0]})") from error
-    model.eval()
-    if config.chat_template is not None:
-        tokenizer.chat_template = config.chat_template
-    return wrap_model(model, tokenizer, config.forward, dtype, device, fingerprint=_fingerprint(folder))
+    except Exception as error:  # the tokenizers library raises nothing narrower for a file that it cannot read
+        raise EntmtpError(f"{folder}: no loadable tokenizer ({first_line(error)})") from error
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    return tokenizer
 
 
 def wrap_model(model, tokenizer, forward: str, dtype: str, device: str, fingerprint: str) -> Target:
@@ -146,7 +174,7 @@ def stop_ids(model, tokenizer) -> set[int]:
     return found
 
 
-def _fingerprint(folder: Path) -> str:
+def fingerprint(folder: Path) -> str:
     """The model's shape and an identity of its weights: the pinned hash they came from, or a digest of their files."""
     marker = folder / "entmtp.json"
     pinned = json.loads(marker.read_text()).get("sha256") if marker.is_file() else None

@@ -15,14 +15,14 @@ from typing import Any
 from entmtp.config import TaskConfig
 from entmtp.errors import EntmtpError
 from entmtp.io import read_jsonl, sha256_json
-from entmtp.tasks.sources import load_source
+from entmtp.tasks.pool import FilePool, MemoryPool, open_pool
 
 SPLITS = ("calib", "test")
 KEYS = ("id", "task", "split", "messages", "token_ids", "sha256")
 
 
 def split_prompts(
-    config: TaskConfig, rows: Iterable[dict], fits: Callable[[dict], bool] = lambda row: True
+    config: TaskConfig, rows: Iterable[dict] | FilePool | MemoryPool, fits: Callable[[dict], bool] = lambda row: True
 ) -> list[dict]:
     """Draw `config.calib` and `config.test` different prompts, by `config.seed`.
 
@@ -30,14 +30,14 @@ def split_prompts(
     with the same text (white space and case apart) count once. `fits` is asked only about the prompts that are reached
     by the draw. Raises EntmtpError when there are too few prompts.
     """
-    unique = list({_normalised(row): row for row in reversed(list(rows))}.values())[::-1]  # the first of equals stays
-    queue = deque(random.Random(config.seed).sample(unique, len(unique)))
+    pool = rows if isinstance(rows, FilePool | MemoryPool) else MemoryPool(rows)
+    queue = deque(random.Random(config.seed).sample(range(len(pool)), len(pool)))
     # the splits are taken from the two ends, so that another size of one leaves the other as it was
     drawn: dict[str, list[dict]] = {"calib": [], "test": []}
     unfit = 0
     for split, wanted, take in (("test", config.test, queue.pop), ("calib", config.calib, queue.popleft)):
         while queue and len(drawn[split]) < wanted:
-            row = take()
+            row = pool[take()]
             if fits(row):
                 drawn[split].append({**row, "task": config.name, "split": split})
             else:
@@ -84,7 +84,7 @@ def build_prompts(config: TaskConfig, target_tokenizer: Any, resources: str | Pa
         too_long += long
         return not long
 
-    drawn = split_prompts(config, load_source(config, resources), fits)
+    drawn = split_prompts(config, open_pool(config, resources), fits)
     if too_long:
         print(
             f"task {config.name}: {too_long} of {too_long + len(drawn)} prompts looked at are longer than "
@@ -122,10 +122,6 @@ def read_prompts(path: str | Path, split: str | None = None) -> list[dict]:
 def prompts_hash(rows: Iterable[dict], split: str | None = None) -> str:
     """SHA-256 over ids, texts and token ids of one split (or of both), in order, for provenance."""
     return sha256_json([[row["id"], row["sha256"]] for row in rows if split in (None, row["split"])])
-
-
-def _normalised(row: dict) -> tuple[tuple[str, str], ...]:
-    return tuple((turn["role"], " ".join(turn["content"].split()).casefold()) for turn in row["messages"])
 
 
 def _row_hash(messages: list[dict], token_ids: list[int]) -> str:

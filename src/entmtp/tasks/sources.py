@@ -17,7 +17,7 @@ from typing import Any
 
 from entmtp.config import TaskConfig
 from entmtp.errors import EntmtpError
-from entmtp.io import read_jsonl
+from entmtp.io import iter_jsonl
 from entmtp.target.fetch import download_wheel
 from entmtp.tasks.synthetic import generate
 
@@ -46,8 +46,12 @@ def load_source(config: TaskConfig, resources: str | Path) -> Iterator[dict]:
         empty = False
         yield row
     if empty:
-        where = config.file or config.repo or config.source
-        raise EntmtpError(f"{where}: no prompts (task {config.name}, task.source={config.source})")
+        raise no_prompts(config)
+
+
+def no_prompts(config: TaskConfig) -> EntmtpError:
+    where = config.file or config.repo or config.source
+    return EntmtpError(f"{where}: no prompts (task {config.name}, task.source={config.source})")
 
 
 def hub_commit(config: TaskConfig) -> str | None:
@@ -68,7 +72,7 @@ def _wrap(config: TaskConfig, text: str) -> list[dict]:
     return [{"role": "user", "content": config.template.replace("{prompt}", text)}]
 
 
-def _text(value: Any, where: str) -> str:
+def check_text(value: Any, where: str) -> str:
     """A non-empty string, or an error that starts with `where`."""
     if not isinstance(value, str):
         raise EntmtpError(f"{where} must be a string, found {type(value).__name__}")
@@ -84,20 +88,20 @@ def _text(value: Any, where: str) -> str:
 def _first_turn(value: Any, where: str) -> str:
     """The user's first words in a string, a list of strings, or a list of turns (role/content or from/value)."""
     if isinstance(value, str):
-        return _text(value, where)
+        return check_text(value, where)
     if not isinstance(value, list) or not value:
         raise EntmtpError(f"{where} must be a string or a non-empty list of turns, found {value!r:.60}")
     if isinstance(value[0], str):
-        return _text(value[0], f"{where}[0]")
+        return check_text(value[0], f"{where}[0]")
     for number, turn in enumerate(value):
         if not isinstance(turn, dict):
             break
         if turn.get("role", turn.get("from")) in USER_NAMES:
-            return _text(turn.get("content", turn.get("value")), f"{where}[{number}]: the turn's text")
+            return check_text(turn.get("content", turn.get("value")), f"{where}[{number}]: the turn's text")
     raise EntmtpError(f"{where} holds no turn of {' or '.join(USER_NAMES)}")
 
 
-def _messages(value: Any, where: str) -> list[dict]:
+def check_messages(value: Any, where: str) -> list[dict]:
     """A checked chat that ends with the user's turn."""
     if not isinstance(value, list) or not value:
         raise EntmtpError(f"{where} must be a non-empty list of {{role, content}}, found {type(value).__name__}")
@@ -109,7 +113,7 @@ def _messages(value: Any, where: str) -> list[dict]:
             raise EntmtpError(f"{place}: role {turn['role']!r} does not exist; choose one of {', '.join(ROLES)}")
         if turn["role"] == "system" and number:
             raise EntmtpError(f"{place}: the system turn must be the first")
-        _text(turn["content"], f"{place}: content")
+        check_text(turn["content"], f"{place}: content")
     if value[-1]["role"] != "user":
         raise EntmtpError(f"{where} must end with a user turn, found {value[-1]['role']!r} last")
     return [{"role": turn["role"], "content": turn["content"]} for turn in value]
@@ -118,16 +122,16 @@ def _messages(value: Any, where: str) -> list[dict]:
 def _humaneval(config: TaskConfig, resources: Path) -> Iterator[dict]:
     """HumanEval (Chen et al., 2021, arXiv:2107.03374) from its pinned wheel; the problems are only read."""
     for where, row in _humaneval_rows(config, resources):
-        name = _text(row.get("task_id"), f"{where}: key 'task_id'")
-        yield {"id": name, "messages": _wrap(config, _text(row.get("prompt"), f"{where}: key 'prompt'"))}
+        name = check_text(row.get("task_id"), f"{where}: key 'task_id'")
+        yield {"id": name, "messages": _wrap(config, check_text(row.get("prompt"), f"{where}: key 'prompt'"))}
 
 
 def humaneval_problems(config: TaskConfig, resources: Path) -> dict[str, dict[str, str]]:
     """{prompt id: {"prompt", "entry_point", "test"}}: what judging takes, from the file that the prompts are in."""
     problems = {}
     for where, row in _humaneval_rows(config, resources):
-        parts = {key: _text(row.get(key), f"{where}: key '{key}'") for key in ("prompt", "entry_point", "test")}
-        problems[_text(row.get("task_id"), f"{where}: key 'task_id'")] = parts
+        parts = {key: check_text(row.get(key), f"{where}: key '{key}'") for key in ("prompt", "entry_point", "test")}
+        problems[check_text(row.get("task_id"), f"{where}: key 'task_id'")] = parts
     return problems
 
 
@@ -183,46 +187,61 @@ def _synthetic(config: TaskConfig, resources: Path) -> Iterator[dict]:
 def _shipped(config: TaskConfig, resources: Path) -> Iterator[dict]:
     if not config.file:
         raise EntmtpError(f"task.source=shipped (task {config.name}) needs task.file, a file name in resources/prompts")
-    yield from _rows_of_file(config, resources / "prompts" / config.file)
+    yield from _rows_of_file(config, prompt_file(config, resources))
 
 
 def _file(config: TaskConfig, resources: Path) -> Iterator[dict]:
     if not config.file:
         raise EntmtpError(f"task.source=file (task {config.name}) needs task.file=<your prompts>.jsonl")
-    yield from _rows_of_file(config, Path(config.file))
+    yield from _rows_of_file(config, prompt_file(config, resources))
 
 
 def _rows_of_file(config: TaskConfig, path: Path) -> Iterator[dict]:
-    """JSONL rows with `column` if that is set, else "messages", else "turns" (the first is used), else "prompt".
+    """Prompts of a JSONL file, whose ids are unique."""
+    lines_of_id: dict[str, int] = {}
+    for number, _, row in iter_jsonl(path):
+        made = row_of_line(config, path, number, row)
+        if made is None:
+            continue
+        if made["id"] in lines_of_id:
+            raise shared_id(path, number, made["id"], lines_of_id[made["id"]])
+        lines_of_id[made["id"]] = number
+        yield made
+
+
+def shared_id(path: Path, number: int, name: str, first: int) -> EntmtpError:
+    return EntmtpError(f"{path}, line {number}: id '{name}' is also that of line {first}; ids are unique")
+
+
+def row_of_line(config: TaskConfig, path: Path, number: int, row: dict) -> dict | None:
+    """A raw prompt from a JSONL row with `column` if that is set, else "messages", else "turns" (the first is used),
+    else "prompt"; None for a row that the task does not choose.
 
     Ids are the rows' own, "id" or "question_id" (Spec-Bench, MT-bench).
     """
-    rows = read_jsonl(path)
-    with path.open("rb") as file:
-        numbers = [number for number, line in enumerate(file, 1) if line.strip()]  # read_jsonl skips blank lines
-    lines_of_id: dict[str, int] = {}
-    for number, row in zip(numbers, rows, strict=True):
-        where = f"{path}, line {number}"
-        if not _chosen(config, row, where):
-            continue
-        keys = [config.column] if config.column else ["messages", "turns", "prompt"]
-        key = next((key for key in keys if key in row), None)
-        if key is None:
-            wanted = " or ".join(repr(key) for key in keys)
-            hint = "" if config.column else " (task.column names another key, such as question or text)"
-            raise EntmtpError(f"{where}: no key {wanted}, only {', '.join(row) or 'no keys'}{hint}")
-        place = f"{where}: key '{key}'"
-        messages = _messages(row[key], place) if key == "messages" else _wrap(config, _first_turn(row[key], place))
-        prompt_id = str(row.get("id", row.get("question_id", f"{config.name}/{number}")))
-        if prompt_id in lines_of_id:
-            raise EntmtpError(
-                f"{where}: id '{prompt_id}' is also that of line {lines_of_id[prompt_id]}; ids are unique"
-            )
-        lines_of_id[prompt_id] = number
-        answer = {"answer": str(row["answer"])} if "answer" in row else {}
-        # Spec-Bench's and MT-bench's questions: their own scripts group by category
-        category = {"category": str(row["category"])} if "question_id" in row and "category" in row else {}
-        yield {"id": prompt_id, "messages": messages, **answer, **category}
+    where = f"{path}, line {number}"
+    if not _chosen(config, row, where):
+        return None
+    keys = [config.column] if config.column else ["messages", "turns", "prompt"]
+    key = next((key for key in keys if key in row), None)
+    if key is None:
+        wanted = " or ".join(repr(key) for key in keys)
+        hint = "" if config.column else " (task.column names another key, such as question or text)"
+        raise EntmtpError(f"{where}: no key {wanted}, only {', '.join(row) or 'no keys'}{hint}")
+    place = f"{where}: key '{key}'"
+    messages = check_messages(row[key], place) if key == "messages" else _wrap(config, _first_turn(row[key], place))
+    answer = {"answer": str(row["answer"])} if "answer" in row else {}
+    # Spec-Bench's and MT-bench's questions: their own scripts group by category
+    category = {"category": str(row["category"])} if "question_id" in row and "category" in row else {}
+    prompt_id = str(row.get("id", row.get("question_id", f"{config.name}/{number}")))
+    return {"id": prompt_id, "messages": messages, **answer, **category}
+
+
+def prompt_file(config: TaskConfig, resources: str | Path) -> Path | None:
+    """The JSONL file that a task's prompts are rows of; None for other sources."""
+    if config.source not in ("file", "shipped") or not config.file:
+        return None
+    return Path(config.file) if config.source == "file" else Path(resources) / "prompts" / config.file
 
 
 def _chosen(config: TaskConfig, row: dict, where: str) -> bool:

@@ -55,15 +55,21 @@ class Bank:
     def load(cls, path: str | Path) -> "Bank":
         value = read_json(path)
         try:
-            trees = [
-                BankTree(Tree.of(entry["paths"]), entry["accept_length"], entry["tokens_per_s"], entry["step_ms"])
-                for entry in value["trees"]
-            ]
+            trees = [_read_tree(entry) for entry in value["trees"]]
             if not trees:
                 raise EntmtpError(f"{path}: a bank needs at least one tree")
             return cls(value["task"], value["heads"], value["basis"], trees)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise EntmtpError(f"{path}: not a bank file ({type(error).__name__}: {error})") from error
+
+
+def _read_tree(entry: dict) -> BankTree:
+    numbers = [entry["accept_length"], entry["tokens_per_s"], entry["step_ms"]]
+    if not all(isinstance(n, int | float) and 0 < n < 1e30 for n in numbers):
+        raise ValueError(f"accept_length, tokens_per_s and step_ms must be positive numbers, found {numbers}")
+    if not all(isinstance(rank, int) for path in entry["paths"] for rank in path):
+        raise ValueError(f"paths must be lists of ranks, found {entry['paths']!r:.60}")
+    return BankTree(Tree.of(entry["paths"]), *numbers)
 
 
 def strict_pareto(trees: list[BankTree], min_gain: float) -> list[BankTree]:

@@ -1,0 +1,371 @@
+"""`from entmtp import load, generate`: one's own transformers model, the tokens of plain decoding, clear refusals."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    SuppressTokensLogitsProcessor,
+)
+
+from entmtp import LanguageModel, custom_generate, generate, load
+from entmtp.config import DecodingConfig
+from entmtp.decoding.text_stream import StopStrings
+from entmtp.errors import EntmtpError
+from entmtp.heads.model import save_heads
+from entmtp.policy.schedulers import Policy
+from entmtp.tree.topology import Tree
+
+CHAIN = Policy("chain", [Tree.of([(0,) * d for d in range(1, 5)])])
+STORY = "Tell me a story"
+
+
+@pytest.fixture(scope="module")
+def model(tiny_folder):
+    return AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_folder):
+    return AutoTokenizer.from_pretrained(tiny_folder)
+
+
+@pytest.fixture(scope="module")
+def run(world):
+    return world / "results" / "smoke"
+
+
+@pytest.fixture(scope="module")
+def lm(model, tokenizer, run):
+    return load(model, tokenizer=tokenizer, bank=run)
+
+
+def knowing(tiny, oracle, ids: list[int], text: list[int], **options) -> LanguageModel:
+    """A model whose drafter knows the continuation: five tokens a step, or as many as `options` let it."""
+    drafter = oracle(**{"wrong": 0.0, "top": 1, **options})
+    made = LanguageModel(tiny, drafter, CHAIN)
+    drafter.attach(made.decoder(1024), ids, text)
+    return made
+
+
+def test_five_lines_with_a_model_of_ones_own(lm, model, tokenizer):
+    made = generate(lm, STORY, max_new_tokens=40)
+    ids = torch.tensor([lm.encode(STORY)])
+    plain = model.generate(ids, max_new_tokens=40, do_sample=False)[0, ids.shape[1] :].tolist()
+    assert made.tokens == plain and made.lossless == "exact"
+    assert made.text == str(made) == tokenizer.decode(plain, skip_special_tokens=True)
+    assert made.finish in ("length", "stop_token")
+    assert "".join(generate(lm, STORY, max_new_tokens=40, stream=True)) == made.text
+    assert all(parameter.requires_grad for parameter in model.parameters()), "the caller's model stays trainable"
+
+
+@pytest.mark.parametrize("policy", ["entmtp_tau", "entmtp_ladder", "hydra", "fixed_16", "ar", Tree.of([(0,), (1,)])])
+def test_from_a_folder_every_policy_gives_the_same_text(lm, run, tiny_folder, policy):
+    bank = run if isinstance(policy, str) and policy.startswith("entmtp") else None
+    made = load(tiny_folder, run / "heads" / "hydra", bank=bank, policy=policy)
+    for options in ({}, {"temperature": 0.8, "seed": 3}):
+        assert generate(made, STORY, max_new_tokens=30, **options).tokens == generate(
+            lm, STORY, max_new_tokens=30, **options
+        ).tokens  # fmt: skip
+
+
+def test_one_task_of_a_run_is_named_by_its_folder_too(lm, run, tiny_folder):
+    made = load(tiny_folder, bank=run / "trees" / "hydra" / "sharegpt", policy="entmtp_ladder")
+    assert made.policy.name == "entmtp_ladder"
+    assert generate(made, STORY, max_new_tokens=9).tokens == generate(lm, STORY, max_new_tokens=9).tokens
+
+
+def test_steps_add_up(tiny, oracle, greedy_texts, prompts):
+    made = generate(knowing(tiny, oracle, prompts[2], greedy_texts[2]), prompts[2], max_new_tokens=33)
+    assert made.tokens == greedy_texts[2][:33]
+    assert [token for step in made.steps for token in step.tokens] == made.tokens
+    assert "".join(step.text for step in made.steps) == made.text
+    assert made.accept_length == pytest.approx(sum(len(s.tokens) for s in made.forwards) / len(made.forwards))
+    assert max(step.accepted for step in made.forwards) == 4
+    assert json.loads(json.dumps(asdict(made)))["steps"][0]["nodes"] == 4
+    assert made.tokens_per_s > 0
+
+
+def test_chats_strings_and_ids_are_prompts(lm, tokenizer):
+    chat = [{"role": "user", "content": "Hi"}]
+    assert lm.encode("Hi") == lm.encode(chat) == lm.encode(lm.encode(chat))
+    assert lm.encode("Hi", chat=False) == tokenizer("Hi")["input_ids"]
+    longer = [*chat, {"role": "assistant", "content": "Ho"}, {"role": "user", "content": "🙂"}]
+    assert generate(lm, longer, max_new_tokens=5).tokens == generate(lm, lm.encode(longer), max_new_tokens=5).tokens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ("", {}, "the prompt is empty"),
+        ([], {}, "non-empty list of token ids"),
+        ([5, 999], {}, "token id 999 is outside the target's vocabulary of 259: is this its own tokenizer"),
+        ("half a pair \ud83d", {}, "not valid Unicode"),
+        ([{"role": "user"}], {}, "must be an object with role and content"),
+        ([{"role": "assistant", "content": "Ho"}], {}, "must end with a user turn"),
+        ([{"role": "robot", "content": "Ho"}], {}, "role 'robot' does not exist"),
+        ("Hi", {"max_new_tokens": 0}, "max_new_tokens=0: must be at least 1"),
+        ("Hi", {"max_new_tokens": 5000}, "exceeds the model's 1024 positions"),
+        ("Hi", {"temperature": -1.0}, "temperature=-1.0"),
+        ("Hi", {"stop": ["a", ""]}, "stop strings must be non-empty"),
+        ("Hi", {"lossy": True}, "needs a temperature above 0"),
+    ],
+)
+def test_prompts_and_values_that_cannot_work(lm, prompt, options, message):
+    with pytest.raises(EntmtpError, match=message):
+        generate(lm, prompt, stream=True, **options)  # said at once, not when the stream is read
+
+
+def test_only_exact_modes_unless_asked(lm):
+    made = generate(lm, STORY, max_new_tokens=10, temperature=0.7, lossy=True)
+    assert made.lossless == "lossy" and generate(lm, STORY, max_new_tokens=3, temperature=0.7).lossless == "exact"
+
+
+def test_a_second_text_ends_the_first(lm):
+    first = generate(lm, STORY, stream=True, max_new_tokens=40)
+    next(first)
+    assert generate(lm, STORY, max_new_tokens=4).tokens
+    with pytest.raises(EntmtpError, match="another text has been started"):
+        list(first)
+
+
+def test_the_cache_grows_with_the_prompt(model, tokenizer, run):
+    made = load(model, tokenizer=tokenizer, bank=run)
+    short, long = list(range(3, 40)), list(range(3, 250)) * 3
+    before = generate(made, short, max_new_tokens=12).tokens
+    assert generate(made, long, max_new_tokens=12).tokens == generate(
+        load(model, tokenizer=tokenizer), long, max_new_tokens=12
+    ).tokens  # fmt: skip
+    assert generate(made, short, max_new_tokens=12).tokens == before
+
+
+# -- stop strings
+
+
+PIECES = st.lists(st.text("ab.", max_size=3), max_size=12)
+
+
+@given(PIECES, st.lists(st.text("ab.", min_size=1, max_size=4), max_size=3))
+def test_stop_strings_do_not_depend_on_how_the_text_is_divided(pieces, strings):
+    stops, shown, ended = StopStrings(strings), "", False
+    for count, piece in enumerate(pieces, 1):
+        new, ended = stops.push(piece)
+        shown += new
+        seen = "".join(pieces[:count])
+        assert ended == any(string in seen for string in strings)
+        if ended:
+            break
+    shown += "" if ended else stops.close()
+    whole = "".join(pieces[: count if ended else len(pieces)]) if pieces else ""
+    places = [whole.find(string) for string in strings if string in whole]
+    assert shown == (whole[: min(places)] if places else whole)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_a_stop_string_cuts_at_the_same_token_whatever_was_committed_together(
+    tiny, oracle, prompts, greedy_texts, size
+):
+    """One letter a token: stop strings begin and end at every place of a five-token step, and across two."""
+    ids = prompts[2]
+    letters = [token for token in range(3, 259) if tiny.tokenizer.decode([token]).isalpha()]
+    others = SuppressTokensLogitsProcessor([token for token in range(259) if token not in letters])
+    plain = LanguageModel(tiny, None, Policy("ar", [Tree(())]))
+    text = generate(plain, ids, max_new_tokens=60, processors=[others]).tokens
+    whole = tiny.tokenizer.decode(text[:40])
+    assert len(whole) == 40
+    cut_in_step = 0
+    for start in range(0, 40 - size, 3):
+        stop = whole[start : start + size]
+        expected = generate(plain, ids, stop=stop, max_new_tokens=40, processors=[others])
+        assert expected.finish == "stop_string" and expected.text == whole[: whole.index(stop)]
+        assert expected.tokens == text[: whole.index(stop) + size]
+        made = generate(knowing(tiny, oracle, ids, text), ids, stop=[stop], max_new_tokens=40, stream=True,
+                        processors=[others])  # fmt: skip
+        assert "".join(made) == made.result.text == expected.text
+        assert made.result.tokens == expected.tokens
+        cut_in_step += made.result.steps[-1].accepted not in (0, 4)
+    assert cut_in_step > 2
+
+
+def test_stop_tokens_end_the_text_and_are_not_shown(tiny, oracle, prompts, greedy_texts):
+    ids, text = prompts[3], greedy_texts[3]
+    for place in (0, 1, 7):
+        stop_ids = {text[place]}
+        end = text.index(text[place])
+        made = generate(knowing(tiny, oracle, ids, text), ids, stop_ids=stop_ids, max_new_tokens=30)
+        assert made.tokens == text[: end + 1] and made.finish == "stop_token"
+        assert made.text == tiny.tokenizer.decode(text[:end], skip_special_tokens=True)
+
+
+# -- loading
+
+
+class Foreign(torch.nn.Module):
+    pass
+
+
+def test_what_does_not_fit_is_said(tmp_path, model, tokenizer, run, tiny_folder):
+    heads = run / "heads" / "hydra"
+    for arguments, options, message in [
+        ((tmp_path,), {}, "not a model folder"),
+        (("owner/name",), {}, "no such folder; a Hub name needs a pinned revision"),
+        ((model,), {}, "needs its tokenizer too"),
+        ((tiny_folder,), {"tokenizer": tokenizer}, "tokenizer= goes with a loaded model"),
+        ((Foreign(),), {"tokenizer": tokenizer}, "Foreign is not a transformers model"),
+        ((tiny_folder,), {"policy": "hydra"}, "say heads="),
+        ((tiny_folder, heads), {"policy": "entmtp_tau"}, "needs bank="),
+        ((tiny_folder, heads), {}, "needs bank="),
+        ((tiny_folder, tmp_path), {"policy": "hydra"}, "no heads here"),
+        ((tiny_folder,), {"bank": tmp_path}, "neither the folder of a finished run"),
+        ((tiny_folder,), {"bank": run, "policy": "entmtp_star"}, "it has entmtp_ladder, entmtp_tau"),
+        ((tiny_folder,), {"bank": run, "task": "humaneval"}, "choose one of sharegpt"),
+        ((tiny_folder,), {"bank": run, "task": "../hydra/sharegpt"}, "letters, digits"),
+        ((tiny_folder,), {"bank": run, "policy": "../../x"}, "letters, digits"),
+        ((tiny_folder,), {"dtype": "int8"}, "choose one of float32"),
+        ((tiny_folder, heads), {"policy": "hydra", "width": 101}, "exceeds the draft vocabulary"),
+    ]:
+        with pytest.raises(EntmtpError, match=message):
+            load(*arguments, **options)
+
+
+def test_models_that_the_fused_forward_would_misread_are_refused(tiny_folder, tokenizer):
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    model._hf_peft_config_loaded = True
+    with pytest.raises(EntmtpError, match="adapters"):
+        load(model, tokenizer=tokenizer)
+    model._hf_peft_config_loaded = False
+    model.config.quantization_config = {"quant_method": "bitsandbytes"}
+    with pytest.raises(EntmtpError, match="quantised weights"):
+        load(model, tokenizer=tokenizer)
+
+
+def test_heads_for_weights_without_files_are_judged_by_what_they_accept(model, tokenizer, tiny_heads, tmp_path, capsys):
+    """A model made in memory has no weight files to compare: its shape must fit, and the self-test speaks."""
+    made = type(model)(changed(model.config))
+    save_heads(tiny_heads["hydra"], tmp_path / "heads")
+    assert load(made, tmp_path / "heads", tokenizer=tokenizer, policy="chain_4").drafter is not None
+    assert "drafted tokens a step" in capsys.readouterr().err
+    other = type(model)(changed(model.config, hidden_size=24, head_dim=4))
+    with pytest.raises(EntmtpError, match="heads for hidden size 48"):
+        load(other, tmp_path / "heads", tokenizer=tokenizer, policy="chain_4")
+
+
+def changed(config, **changes):
+    made = type(config)(**{**config.to_dict(), **changes})
+    made.name_or_path = ""
+    return made
+
+
+# -- transformers' hook
+
+
+class StopAfter(StoppingCriteria):
+    """Ends the text at a token count that no step boundary is asked about."""
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.full((len(input_ids),), input_ids.shape[1] >= self.count)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"repetition_penalty": 1.4},
+        {"no_repeat_ngram_size": 2, "min_new_tokens": 20},
+        {"bad_words_ids": [[40], [50, 51]], "suppress_tokens": [77, 78]},
+        {"eos_token_id": None},
+        {"eos_token_id": list(range(30, 60))},
+    ],
+)
+def test_generate_through_transformers_gives_its_own_tokens(lm, model, prompts, options):
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        plain = model.generate(ids, do_sample=False, max_new_tokens=30, **options)
+        seen = []
+        ours = model.generate(ids, do_sample=False, max_new_tokens=30, custom_generate=custom_generate, entmtp=lm,
+                              on_tokens=seen.extend, **options)  # fmt: skip
+        assert torch.equal(ours, plain)
+        assert seen == plain[0, len(prompt) :].tolist()
+
+
+def test_stopping_criteria_are_asked_after_every_token(lm, model, prompts):
+    ids = torch.tensor([prompts[1]])
+    for count in range(5, 14):
+        criteria = StoppingCriteriaList([StopAfter(count)])
+        made = [model.generate(ids, do_sample=False, max_new_tokens=30, stopping_criteria=criteria, **hook)
+                for hook in ({}, {"custom_generate": custom_generate, "entmtp": lm})]  # fmt: skip
+        assert torch.equal(*made) and made[0].shape[1] == count
+
+
+def test_sampling_through_transformers_follows_its_seed_and_warpers(lm, model, tokenizer, run, prompts):
+    ids = torch.tensor([prompts[2]])
+    other = load(model, run / "heads" / "hydra", tokenizer=tokenizer, policy="fixed_16")
+
+    def sample(with_lm, seed, **options):
+        torch.manual_seed(seed)
+        return model.generate(ids, do_sample=True, temperature=0.9, max_new_tokens=20, custom_generate=custom_generate,
+                              entmtp=with_lm, **options)  # fmt: skip
+
+    assert torch.equal(sample(lm, 1), sample(lm, 1)) and torch.equal(sample(lm, 1), sample(other, 1))
+    assert not torch.equal(sample(lm, 1), sample(lm, 2))
+    greedy = model.generate(ids, do_sample=False, max_new_tokens=20)
+    assert torch.equal(sample(lm, 3, top_k=1), greedy), "the warpers are heeded: of one candidate nothing is drawn"
+
+
+def test_what_the_hook_refuses(lm, model, tiny_folder, prompts):
+    hook = {"custom_generate": custom_generate, "max_new_tokens": 4}
+    ids = torch.tensor([prompts[1]])
+    for inputs, options, message in [
+        (ids.repeat(2, 1), {}, "batch size 1 only"),
+        (ids, {"num_beams": 2}, "without beams"),
+        (ids, {"return_dict_in_generate": True, "output_logits": True}, "output_logits"),
+        (ids, {"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidanceLogitsProcessor is not known to be a pure"),
+    ]:
+        with pytest.raises(EntmtpError, match=message):
+            model.generate(inputs, entmtp=lm, **hook, **options)
+    padded = torch.cat([torch.zeros(1, 1, dtype=torch.long), ids], dim=1)
+    with pytest.raises(EntmtpError, match="without padding"):
+        model.generate(padded, attention_mask=(padded > 0).long(), entmtp=lm, **hook)
+    with pytest.raises(EntmtpError, match="this very model"):
+        AutoModelForCausalLM.from_pretrained(tiny_folder).generate(ids, entmtp=lm, **hook)
+
+
+# -- the package
+
+
+def test_importing_the_package_is_cheap_and_generate_is_always_callable():
+    code = (
+        "import sys, entmtp; assert not {'torch', 'numpy', 'hydra'} & set(sys.modules);"
+        "import entmtp.generate; from entmtp import generate, load; assert callable(generate) and callable(load);"
+        "assert callable(entmtp.generate); print(entmtp.__version__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(ImportError, match="nonsense"):
+        from entmtp import nonsense  # noqa: F401
+
+
+def test_the_module_called_is_the_function(lm):
+    import entmtp.generate as module
+
+    assert module(lm, STORY, max_new_tokens=3).tokens == generate(lm, STORY, max_new_tokens=3).tokens
+
+
+def test_replaced_stop_ids_do_not_change_the_target(tiny, prompts):
+    made = LanguageModel(replace(tiny, stop_ids=set()), None, Policy("ar", [Tree(())]))
+    text = generate(made, prompts[1], max_new_tokens=12).tokens
+    assert generate(made, prompts[1], max_new_tokens=12, stop_ids=text).tokens == text[:1]
+    assert generate(made, prompts[1], max_new_tokens=12).tokens == text
+    assert made.steps(prompts[1], DecodingConfig(max_new_tokens=2)) is not None
