@@ -110,11 +110,10 @@ def test_without_signals_it_is_a_static_tree():
     assert one.speed(trace, policy) == pytest.approx(max(speeds))
 
 
-def test_the_price_of_time_is_a_fixed_point():
+def test_no_other_price_of_time_does_better():
     trace, one = made(3), fitter()
     policy = one.fit(trace, ["draft_1"])
     speed = one.speed(trace, policy)
-    assert policy.rate == pytest.approx(speed, rel=0.01)
     for factor in (0.3, 0.7, 1.5, 3.0):
         assert one.speed(trace, replace(policy, rate=factor * policy.rate)) <= speed * 1.01
         priced = one.price(trace, replace(policy, rate=factor * policy.rate))

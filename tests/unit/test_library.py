@@ -226,7 +226,7 @@ def test_what_does_not_fit_is_said(tmp_path, model, tokenizer, run, tiny_folder)
         ((tiny_folder, heads), {}, "needs bank="),
         ((tiny_folder, tmp_path), {"policy": "hydra"}, "no heads here"),
         ((tiny_folder,), {"bank": tmp_path}, "neither the folder of a finished run"),
-        ((tiny_folder,), {"bank": run, "policy": "entmtp_star"}, "it has entmtp_ladder, entmtp_tau"),
+        ((tiny_folder,), {"bank": run, "policy": "entmtp_star"}, "it has adaptive, entmtp_ladder, entmtp_tau"),
         ((tiny_folder,), {"bank": run, "task": "humaneval"}, "choose one of sharegpt"),
         ((tiny_folder,), {"bank": run, "task": "../hydra/sharegpt"}, "letters, digits"),
         ((tiny_folder,), {"bank": run, "policy": "../../x"}, "letters, digits"),

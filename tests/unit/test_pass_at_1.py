@@ -52,20 +52,21 @@ def world(tmp_path_factory, tiny_folder, tiny):
     for method, solved, forwards in ((OWN, 3, 8), (BLOCK, 1, 4)):
         for number, name in enumerate(tests):
             made.append({"prompt_id": name, "policy": method, "tokens": answer(name, number < solved),
-                         "forwards": forwards, "seconds": 1.0})  # fmt: skip
+                         "forwards": forwards, "drafter_forwards": 0, "seconds": 1.0})  # fmt: skip
     pd.DataFrame(made).to_parquet(root / "rows.parquet", index=False)
     plain = [{"policy": "ar", "prompt_id": name, "tokens": answer(name, True)} for name in tests]
     pd.DataFrame(plain).to_parquet(root / "bench.parquet", index=False)
     row = {"task": "humaneval", "policy": "ar", "prompts": 4, "accept_length": 1.0, "tokens_per_s": 20.0,
            "lossless": "n/a", "over_ar": {"ratio": 1.0, "low": 1.0, "high": 1.0}, "ppl": 1.5}  # fmt: skip
     write_json(root / "summary.json", {"rows": [row]})
+    write_json(root / "check.json", {"policies": {}})
     return SimpleNamespace(root=root, task=task, target=tiny_folder)
 
 
 def judge(world, execute: bool, name: str = "part.json") -> list[dict]:
     root = world.root
     inp = SimpleNamespace(prompts=root / "prompts.jsonl", rows=root / "rows.parquet", bench=root / "bench.parquet",
-                          summary=root / "summary.json")  # fmt: skip
+                          summary=root / "summary.json", check=root / "check.json")  # fmt: skip
     params = {
         "target": {"name": "tiny", "source": "folder", "path": str(world.target)}, "resources": str(root / "resources"),
         "dtype": "float32", "device": "cpu", "task": "humaneval", "scoring": "code", "bootstrap": 50, "seed": 0,
@@ -76,7 +77,8 @@ def judge(world, execute: bool, name: str = "part.json") -> list[dict]:
 
 
 def record(rows: list[dict]) -> dict:
-    return {"rows": rows, "training": {"distill": {}, "texts": 1, "curve": []}, "provenance": {}}
+    model = {"name": "tiny", "source": "distilled", "repo": None, "revision": None}
+    return {"rows": rows, "model": model, "training": {"distill": {}, "texts": 1, "curve": []}, "provenance": {}}
 
 
 def test_programs_are_executed_where_that_is_allowed(world):

@@ -149,7 +149,7 @@ def test_typical_acceptance_takes_no_processors(tiny):
 def test_choices_are_made_along_one_path_only():
     chooser = ProcessedChooser([hf.TopKLogitsWarper(2)], [5, 6])
     choices = chooser(torch.tensor([[0.0, 2.0, 1.0], [3.0, 0.0, 1.0]]), [2, 3])
-    assert len(choices) == 2 and choices[0] == 1 and choices[0] == 1 and choices[1] == 0
+    assert (choices[0], choices[0], choices[1]) == (1, 1, 0)
     assert chooser.text == [5, 6, 1, 0]
     with pytest.raises(ValueError, match="does not follow"):
         chooser.choose(torch.zeros(1, 3), 2)

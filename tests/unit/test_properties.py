@@ -12,10 +12,11 @@ from entmtp.config import DecodingConfig
 from entmtp.decoding.engine import Decoder, cut
 from entmtp.decoding.sampling import Chooser, GumbelNoise
 from entmtp.decoding.verify import accept_exact
+from entmtp.heads import kernels
 from entmtp.policy.growing import GrowingPolicy
 from entmtp.policy.schedulers import Policy
 from entmtp.target.cache import KVCache
-from entmtp.tree.grown import Candidates, GrownTree, MaskPool
+from entmtp.tree.grown import GrownShape, MaskPool
 from entmtp.tree.topology import Tree
 
 PATHS = st.sets(st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple), max_size=10)
@@ -54,25 +55,41 @@ def test_a_path_is_one_step_of_depth_a_node_and_lies_within_the_mask(tree, seed)
         assert all(parent == tree.parents[child] for parent, child in itertools.pairwise(path))
 
 
-@given(st.lists(st.tuples(SEEDS, st.floats(0, 1)), max_size=14), SEEDS, st.integers(0, 6))
-def test_the_mask_of_any_grown_tree_is_its_ancestor_relation(grown, seed, context):
-    """Candidates are hung under earlier ones at random; any likeliest few are closed under parents."""
-    found = Candidates([0])
-    for token, (place, probability) in enumerate(grown, 1):
-        found.add(place % len(found.tokens), [token], [probability])
-    kept = found.ranked()[: seed % (len(grown) + 1)]
-    tree = GrownTree(found, kept, MaskPool(14, 2, 8, torch.float32, "cpu"))
-    nodes = [0, *sorted(kept)]
-    assert tree.tokens.tolist() == [found.tokens[node] for node in nodes]
-    if not kept:
-        assert tree.mask_slice(context) is None
-        return
-    expected = [[found.path(other) == found.path(node)[: found.depth[other] + 1] for other in nodes] for node in nodes]
-    mask = tree.mask_slice(context)
-    assert mask.shape == (2 * tree.n, context + tree.n)
-    for group in (mask[: tree.n], mask[tree.n :]):
+GROWN = st.lists(st.tuples(SEEDS, st.floats(0, 1)), max_size=14)
+
+
+def hung(grown: list[tuple[int, float]]) -> tuple[list[int], list[int], np.ndarray]:
+    """Candidates hung under earlier ones at random: parents (the root's is -1), depths, path probabilities."""
+    parents, depths, probability = [-1], [0], [1.0]
+    for place, conditional in grown:
+        parents.append(place % len(parents))
+        depths.append(depths[parents[-1]] + 1)
+        probability.append(probability[parents[-1]] * conditional)
+    return parents, depths, np.array(probability)
+
+
+@given(GROWN, st.integers(0, 6))
+def test_the_mask_of_any_grown_tree_is_its_ancestor_relation(grown, context):
+    parents, depths, _ = hung(grown)
+    n, shape = len(parents), GrownShape(parents, depths)
+    pool = MaskPool(14, 2, 8, torch.float32, "cpu")
+    pool.fill([-1, *range(n - 1)])  # another tree's mask of the same size must leave nothing behind
+    mask = pool.fill(parents)[:, 8 - context :]
+    expected = [[other in shape.path_nodes(node) for other in range(n)] for node in range(n)]
+    assert mask.shape == (2 * n, context + n)
+    for group in (mask[:n], mask[n:]):
         assert torch.all(group[:, :context] == 0)
         assert ((group[:, context:] == 0).tolist()) == expected
+
+
+@given(GROWN, st.integers(1, 15))
+def test_the_likeliest_few_candidates_are_closed_under_parents(grown, most):
+    parents, depths, probability = hung(grown)
+    order = np.zeros(most + 1, np.int64)
+    taken = kernels.rank(len(parents), most, probability, np.array(depths), order)
+    kept = {0, *order[:taken].tolist()}
+    assert len(kept) == 1 + min(most, len(grown))
+    assert all(parents[node] in kept for node in kept - {0})
 
 
 # -- verification: any target, any tree, any drafts

@@ -144,7 +144,6 @@ def test_bfloat16_forwards_stay_near_float32(forward):
     expected = plain_logits(build("llama_gqa_tied"), ids)
     target = wrap(build("llama_gqa_tied"), forward, "bfloat16")
     got = target.model.logits(target.prefill(ids, target.new_cache(32)))
-    assert got.dtype == torch.bfloat16
     assert_same(got.float(), expected, relative=0.1)
 
 

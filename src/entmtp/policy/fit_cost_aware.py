@@ -100,11 +100,12 @@ class CostAwareFitter:
         return replace(policy, accepted=mean)
 
     def price(self, trace: Trace, policy: CostAwarePolicy) -> CostAwarePolicy:
-        """The policy at Dinkelbach's fixed point: its rate is the tokens a millisecond that it reaches by replay."""
+        """The policy at the best price of time on the way to Dinkelbach's fixed point, where the rate is the tokens a
+        millisecond that it reaches by replay (estimates are not the truth, so the last need not be the best)."""
         best, best_speed = policy, 0.0
         for _ in range(12):
             speed = self.speed(trace, policy)
-            if speed > best_speed:
+            if speed >= best_speed:  # of equals the later, whose rate is the speed itself
                 best, best_speed = policy, speed
             if abs(speed - policy.rate) < 1e-9:
                 break
