@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
 
-.PHONY: help reproduce test lint lock bench-engine bench-peers clean
+.PHONY: help reproduce test lint lock bench-engine bench-peers verify-reproduction clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,9 @@ bench-engine: $(READY) ## how far the forwards are from the machine's limits (an
 
 bench-peers: $(READY) ## our decoding beside transformers' on a finished run's prompts (ARGS="experiment=main"; an idle machine)
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m entmtp.peers.bench $(ARGS)
+
+verify-reproduction: $(READY) ## token-level results of a finished run against the committed hashes (ARGS="experiment=smoke")
+	$(BIN)/python -m entmtp.reproduction $(ARGS)
 
 clean: ## remove what can be made again, but for downloads, heads and .venv
 	rm -rf results logs benchmarks outputs multirun .snakemake
