@@ -344,10 +344,14 @@ def test_an_interrupted_caller_leaves_nothing_behind(tmp_path):
     before = processes_of_the_sandbox()
     source = "from entmtp.evaluation.sandbox import run; run(['import time; time.sleep(600)'])"
     caller = subprocess.Popen([sys.executable, "-c", source], env={**os.environ, "TMPDIR": str(tmp_path)})
-    end = time.monotonic() + 60
-    while len(processes_of_the_sandbox() - before) < 3 and time.monotonic() < end:  # launcher, keeper, prisoner
-        time.sleep(0.02)
-    assert len(processes_of_the_sandbox() - before) >= 3
+    end, seen = time.monotonic() + 60, set()
+    while time.monotonic() < end:  # launcher, keeper, prisoner: those that stay, not those of the self-test before
+        now = processes_of_the_sandbox() - before
+        if len(now) >= 3 and now == seen:
+            break
+        seen = now
+        time.sleep(0.5)
+    assert len(seen) >= 3
     caller.kill()
     caller.wait()
     assert not wait_until_gone(before)
