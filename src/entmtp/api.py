@@ -88,7 +88,7 @@ def load(
         source = target
     drafter = None
     if heads_folder is not None:
-        drafter = make_drafter(load_heads(heads_folder, made), made, width)
+        drafter = make_drafter(load_heads(heads_folder, made), made, width, "bfloat16")
         if not known:
             warn_if_implausible(made, drafter, f"heads ({heads_folder})")
     return LanguageModel(made, drafter, chosen, source)

@@ -177,6 +177,7 @@ def _check_values(config: Config) -> None:
         "policy.kind": (config.policy.kind, KINDS),
         "policy.model": (config.policy.model, (None, "single", "multi")),
         "heads.arch": (config.heads.arch, ("medusa", "hydra")),
+        "heads.storage": (config.heads.storage, ("bfloat16", "target")),
         "mtp.source": (config.mtp.source, ("distilled", "hub", "folder")),
         "mtp.forward": (config.mtp.forward, ("auto", "fused", "generic")),
         "distill.dtype": (config.distill.dtype, ("float32", "bfloat16")),

@@ -159,7 +159,7 @@ def open_model(config: Config) -> "LanguageModel":
     if config.policy.kind == "ar":
         return LanguageModel(target, None, policy)
     folder = heads_folder(config.heads, config.target.name, config.resources, run_folder(config))
-    drafter = make_drafter(load_heads(folder, target), target, config.heads.width)
+    drafter = make_drafter(load_heads(folder, target), target, config.heads.width, config.heads.storage)
     check_heads(target, drafter, config.heads, folder)
     return LanguageModel(target, drafter, policy)
 

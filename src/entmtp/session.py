@@ -71,7 +71,7 @@ def open_decoder(target: Target, heads: HeadsConfig | None, folder: Path | None,
     """A decoder with packed heads from `folder`, or without heads (plain decoding only)."""
     if heads is None:
         return Decoder(target, None, capacity)
-    return Decoder(target, make_drafter(load_heads(folder, target), target, heads.width), capacity)
+    return Decoder(target, make_drafter(load_heads(folder, target), target, heads.width, heads.storage), capacity)
 
 
 def capacity_for(prompts: Iterable[dict], max_new_tokens: int, max_nodes: int) -> int:

@@ -97,6 +97,7 @@ class HeadsConfig:
     blocks: int = 1  # residual blocks a head
     prefix: bool = False  # Hydra++: a prefix attention layer over the target's hidden states
     width: int = 16  # children that one node can have at most
+    storage: str = "bfloat16"  # of decoding weights (bfloat16 | target): drafts need no more, and half is read
     source: str = "shipped"  # shipped (resources/heads/<target>-<name>) | folder | train | random | hub
     path: str | None = None
     repo: str | None = None

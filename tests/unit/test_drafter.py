@@ -1,6 +1,7 @@
 """Packed drafters against the plain module, node by node."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from entmtp.errors import EntmtpError
 from entmtp.heads.children import best_children
 from entmtp.heads.drafter import make_drafter, top1_prob
+from entmtp.target.native import library
 from entmtp.tree.compiled import CompiledTree
 from entmtp.tree.topology import Tree
 
@@ -142,3 +144,24 @@ def test_of_equal_children_the_lower_id_comes_first():
     logits = torch.zeros(2, 300)
     logits[1, [250, 70, 71]] = 1.0
     assert best_children(logits, 4)[0].tolist() == [[0, 1, 2, 3], [70, 71, 250, 0]]
+
+
+@pytest.mark.skipif(library(torch.bfloat16) is None, reason="no C compiler on this machine")
+@pytest.mark.parametrize("arch", ARCHS)
+@torch.inference_mode()
+def test_heads_stored_in_bfloat16_are_those_of_rounded_weights(tiny, tiny_heads, hidden, arch):
+    """The arithmetic is float32, alone and among many rows (steps, traces)."""
+    small = make_drafter(tiny_heads[arch], tiny, 10, "bfloat16")
+    rounded = copy.deepcopy(tiny_heads[arch]).bfloat16().float()
+    target = replace(tiny, model=copy.copy(tiny.model))
+    target.model.head_weight = tiny.model.head_weight.bfloat16().float()
+    exact = make_drafter(rounded, target, 10)
+    paths = torch.tensor([[ROOT, 7, 9, 12], [ROOT, 11, 5, 2], [ROOT, 3, 3, 3]])
+    for depth in (1, 2, 3, 4):
+        many = small.path_logits(depth, hidden.expand(3, -1), paths[:, :depth])
+        expected = exact.path_logits(depth, hidden.expand(3, -1), paths[:, :depth])
+        # the embeddings' scale is folded into the weights before they are rounded
+        torch.testing.assert_close(many, expected, rtol=0.02, atol=0.02 * float(expected.abs().max()))
+        for row in range(3):
+            alone = small.path_logits(depth, hidden, paths[row : row + 1, :depth])[0]
+            torch.testing.assert_close(alone, many[row], rtol=1e-5, atol=1e-6)  # torch's SiLU may differ by an ulp

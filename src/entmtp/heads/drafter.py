@@ -41,6 +41,9 @@ class Drafter(Protocol):
     def candidates(self, logits: Tensor) -> Tensor: ...
 
 
-def make_drafter(heads: DraftHeads, target, width: int) -> MedusaDrafter | HydraDrafter:
-    """Packed drafter of `heads` for `target`; `width` candidates a node (clear error beyond the draft vocabulary)."""
-    return (MedusaDrafter if heads.config.arch == "medusa" else HydraDrafter)(heads, target, width)
+def make_drafter(heads: DraftHeads, target, width: int, storage: str = "target") -> MedusaDrafter | HydraDrafter:
+    """Packed drafter of `heads` for `target`; `width` candidates a node (clear error beyond the draft vocabulary).
+
+    `storage`: of the heads' matrices, see PackedHeads.
+    """
+    return (MedusaDrafter if heads.config.arch == "medusa" else HydraDrafter)(heads, target, width, storage)

@@ -12,12 +12,17 @@ from entmtp.heads.prefix import PrefixDecoder
 from entmtp.target.cpu import array
 from entmtp.target.kernels import top1
 from entmtp.target.linear import LinearFn, make_linear
+from entmtp.target.native import NativeLinear, library
 
 
 class PackedHeads:
-    """Weights of DraftHeads, packed. `state` [1, H] is what the heads of the current position start from."""
+    """Weights of DraftHeads, packed. `state` [1, H] is what the heads of the current position start from.
 
-    def __init__(self, heads: DraftHeads, target, width: int):
+    With `storage` "bfloat16" the compiled engine, where there is one, reads the heads' matrices as bfloat16 (arithmetic
+    stays float32) whatever the target's dtype: half the bytes of a proposal, and what the target decides is untouched.
+    """
+
+    def __init__(self, heads: DraftHeads, target, width: int, storage: str = "target"):
         self.config, self.target = heads.config, target
         self.arch, self.depth = heads.config.arch, heads.config.depth
         if width > heads.config.draft_vocab:
@@ -27,10 +32,17 @@ class PackedHeads:
         def cast(tensor: Tensor) -> Tensor:
             return tensor.detach().to(device=target.device, dtype=target.dtype)
 
+        small = storage == "bfloat16" and target.device == "cpu" and library(torch.bfloat16) is not None
+
+        def matrix(weight: Tensor, bias: Tensor | None = None) -> LinearFn:
+            if small:  # for any number of rows: traces must see what steps see
+                return NativeLinear(weight.detach().bfloat16(), None if bias is None else bias.detach().float())
+            return make_linear(cast(weight), None if bias is None else cast(bias))
+
         def packed(linear: torch.nn.Linear, embedding_scale: float = 1.0) -> LinearFn:
             weight = linear.weight.detach().clone()
             weight[:, heads.config.hidden_size :] *= embedding_scale  # folded into what meets the embeddings
-            return make_linear(cast(weight), None if linear.bias is None else cast(linear.bias))
+            return matrix(weight, linear.bias)
 
         self.prefix = None if heads.prefix is None else PrefixDecoder(heads.prefix, target.dtype, target.device)
         self.token_map = heads.token_map.long().to(target.device)
@@ -46,7 +58,7 @@ class PackedHeads:
         if heads.config.projection == "own":
             self.projections = [packed(projection) for projection in heads.projections]
         else:
-            self.projections = [make_linear(target.head_rows(self.token_map))] * self.depth
+            self.projections = [matrix(target.head_rows(self.token_map))] * self.depth
 
     @property
     def history(self) -> bool:
