@@ -7,7 +7,7 @@ target's weights through all caches (docs/LOG.md).
 import numpy as np
 from numba import njit
 
-from entmtp.target.kernels import FAST, exp, load
+from entmtp.target.kernels import FAST, exp, largest, load
 
 BLOCK = 64  # most blocks hold nothing that belongs to the best and are passed over by their largest value
 
@@ -25,12 +25,8 @@ def best_of_rows(logits, ids, probability):
         found = 0
         for start in range(0, size, BLOCK):
             end = min(start + BLOCK, size)
-            if found == count:
-                largest = load(logits, row, start)
-                for j in range(start + 1, end):
-                    largest = max(largest, load(logits, row, j))
-                if not largest > values[count - 1]:
-                    continue
+            if found == count and not largest(logits, row, start, end) > values[count - 1]:
+                continue
             for j in range(start, end):
                 value = load(logits, row, j)
                 if found == count and not value > values[count - 1]:

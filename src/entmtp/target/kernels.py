@@ -82,6 +82,15 @@ def exp(x):
     return p * _as_float((whole + np.int32(127)) << np.int32(23))
 
 
+@njit(inline="always", fastmath=FAST, error_model="numpy")
+def largest(array, row, start, end):
+    """The largest of array[row, start:end] as float32."""
+    found = load(array, row, start)
+    for j in range(start + 1, end):
+        found = max(found, load(array, row, j))
+    return found
+
+
 @njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
 def rms_norm(x, weight, eps, out):
     """out[i] = x[i] / rms(x[i]) * weight. x [n, H] float32, weight [H] float32, out [n, H]."""
@@ -156,11 +165,9 @@ def top1(logits, out):
     """Largest softmax probability of each row of logits [n, V] into out [n]: 1 / sum exp(logit - max)."""
     rows, size = logits.shape
     for row in range(rows):
-        largest, total = load(logits, row, 0), np.float32(0.0)
+        most, total = largest(logits, row, 0, size), np.float32(0.0)
         for j in range(size):
-            largest = max(largest, load(logits, row, j))
-        for j in range(size):
-            total += exp(load(logits, row, j) - largest)
+            total += exp(load(logits, row, j) - most)
         out[row] = np.float32(1.0) / total
 
 
@@ -171,11 +178,9 @@ def argmax(logits, row):
     best, at = load(logits, row, 0), 0
     for start in range(0, size, 512):
         end = min(start + 512, size)
-        largest = load(logits, row, start)
-        for j in range(start, end):
-            largest = max(largest, load(logits, row, j))
-        if largest > best:
-            best, at = largest, start
+        most = largest(logits, row, start, end)
+        if most > best:
+            best, at = most, start
     for j in range(at, size):
         if load(logits, row, j) == best:
             return j
