@@ -2,38 +2,57 @@
 
 Measures what the machine reads and multiplies a second, derives the floors of a step from it, and times our forward for
 n drafted nodes at several contexts, and every part of a whole step. Writes engine.json, engine.md and engine.png into
-`results/engine`. Hydra overrides apply (`target=…`, `heads=…`, `threads=2`); both dtypes are measured unless `dtype=`
-names one.
+`results`. Hydra overrides apply (`target=…`, `heads=…`, `threads=2`, `device=cuda`); float32 and bfloat16 are both
+measured unless `dtype=` names one.
 """
 
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from entmtp.config import Config, DecodingConfig, PlotConfig, compose
 from entmtp.decoding.engine import Decoder, make_chooser
 from entmtp.errors import EntmtpError
+from entmtp.evaluation.tables import markdown_table
 from entmtp.io import write_json, write_text
+from entmtp.policy.schedulers import LadderPolicy
+from entmtp.target.cache import KVCache
 from entmtp.timing import median_ms
 from entmtp.tree.compiled import CompiledTree
 from entmtp.tree.defaults import DEFAULT_TREES
 from entmtp.tree.topology import Tree
 
 NODES = [0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64]
-CONTEXTS = [128, 512, 1900]
+SOME = [0, 4, 16]
+CONTEXTS = {128: NODES, 512: NODES, 2048: NODES, 4096: SOME, 8000: SOME}  # drafted nodes by context
 REPEATS = 15
+PARTS = ("propose", "verify", "accept", "commit", "scheduler")
+
+
+def waiting(run: Callable[[], object], device: str) -> Callable[[], object]:
+    """`run`, and the wait for what it left to the device."""
+
+    def both() -> None:
+        run()
+        torch.cuda.synchronize()
+
+    return both if device.startswith("cuda") else run
 
 
 @torch.inference_mode()
-def machine(dtype: torch.dtype) -> dict:
+def machine(dtype: torch.dtype, device: str) -> dict:
     """gb_per_s that the machine reads (a sum over half a gigabyte), gflop_per_s of large matrix products in `dtype`."""
-    big = torch.ones(128 * 1024 * 1024)
-    a, b = (torch.randn(2048, 2048).to(dtype) for _ in range(2))
+    big = torch.ones(128 * 1024 * 1024, device=device)
+    a, b = (torch.randn(2048, 2048, device=device).to(dtype) for _ in range(2))
     return {
-        "gb_per_s": big.numel() * 4 / 1e6 / median_ms(big.sum, 7),
-        "gflop_per_s": 2 * 2048**3 / 1e6 / median_ms(lambda: a @ b, 7),
+        "dtype": str(dtype).removeprefix("torch."),
+        "gb_per_s": big.numel() * 4 / 1e6 / median_ms(waiting(big.sum, device), 7),
+        "gflop_per_s": 2 * 2048**3 / 1e6 / median_ms(waiting(lambda: a @ b, device), 7),
     }
 
 
@@ -49,31 +68,43 @@ def step_bytes(target, context: int) -> tuple[int, int]:
 
 @torch.inference_mode()
 def forward_table(target, rates: dict) -> list[dict]:
-    """A row per context and number of nodes: {context, nodes, ms, floor_ms, compute_ms}."""
+    """A row per context and number of nodes of the whole forward, vocabulary head included. `floor_ms` is the time to
+    read weights and cache once, `compute_ms` to multiply so many rows."""
     rows = []
-    for context in [c for c in CONTEXTS if c + max(NODES) < target.max_positions]:
-        cache = target.new_cache(context + max(NODES) + 1)
+    for context, counts in CONTEXTS.items():
+        if context + max(counts) >= target.max_positions:
+            continue
+        cache = target.new_cache(context + max(counts) + 1)
         cache.length = context
         weights, kv = step_bytes(target, context)
         floor = (weights + kv) / 1e6 / rates["gb_per_s"]
-        for nodes in NODES:
+        for nodes in counts:
             tree = CompiledTree(Tree.of([(rank,) for rank in range(nodes)]), target.mask_rows, cache.capacity,
                                 target.dtype, target.device)  # fmt: skip
-            tokens, at = torch.arange(tree.n) % target.vocab_size, tree.depths + context
-            mask = tree.mask_slice(context)
-            ms = median_ms(lambda: target.model.logits(target.model.hidden(tokens, at, cache, mask)), REPEATS)  # noqa: B023
+            tokens = torch.arange(tree.n, device=target.device) % target.vocab_size
+            at, mask = tree.depths + context, tree.mask_slice(context)
+            step = partial(_forward, target, tokens, at, cache, mask)
+            ms = median_ms(waiting(step, target.device), REPEATS)
             compute = 2 * tree.n * weights / target.dtype.itemsize / 1e6 / rates["gflop_per_s"]
-            rows.append({"context": context, "nodes": nodes, "ms": ms, "floor_ms": floor, "compute_ms": compute})
-        print(f"{target.dtype_name}, context {context}: plain {rows[-len(NODES)]['ms']:.1f} ms, floor {floor:.1f} ms")
+            rows.append({"dtype": target.dtype_name, "context": context, "nodes": nodes, "stage": "forward", "ms": ms,
+                         "floor_ms": floor, "compute_ms": compute})  # fmt: skip
+        print(f"{target.dtype_name}, context {context}: plain {rows[-len(counts)]['ms']:.1f} ms, floor {floor:.1f} ms")
     return rows
 
 
+def _forward(target, tokens: Tensor, positions: Tensor, cache: KVCache, mask: Tensor | None) -> Tensor:
+    return target.model.logits(target.model.hidden(tokens, positions, cache, mask))
+
+
 @torch.inference_mode()
-def step_parts(decoder: Decoder, tree: Tree, prompt: list[int], decoding: DecodingConfig) -> dict:
-    """Mean milliseconds of each part of a step of real decoding with one tree."""
+def step_parts(decoder: Decoder, tree: Tree, prompt: list[int], decoding: DecodingConfig) -> list[dict]:
+    """A row per part of a step of real decoding with one tree: mean milliseconds. `scheduler` is the signal of a ladder
+    that looks two heads deep, and its choice."""
     _decode_in_parts(decoder, tree, prompt, decoding)  # warm-up
     steps, seconds = _decode_in_parts(decoder, tree, prompt, decoding)
-    return {"nodes": tree.num_nodes, "steps": steps, **{name: 1000 * s / steps for name, s in seconds.items()}}
+    context = len(prompt) + decoding.max_new_tokens // 2
+    return [{"dtype": decoder.target.dtype_name, "context": context, "nodes": tree.num_nodes, "stage": stage,
+             "ms": 1000 * seconds[stage] / steps, "floor_ms": None, "compute_ms": None} for stage in PARTS]  # fmt: skip
 
 
 def _decode_in_parts(
@@ -82,37 +113,47 @@ def _decode_in_parts(
     """Steps, and seconds of each of the decoder's parts over all of them."""
     target, drafter, cache = decoder.target, decoder.drafter, decoder.cache
     compiled, chooser = decoder.compile(tree), make_chooser(target, decoding, "")
-    seconds, steps = dict.fromkeys(("propose", "verify", "accept", "commit"), 0.0), 0
+    ladder = LadderPolicy("ladder", [tree, tree], depth=2, thresholds=[0.5])  # it switches, to a tree of the same shape
+    settle = torch.cuda.synchronize if target.device.startswith("cuda") else lambda: None
+    seconds, steps = dict.fromkeys(PARTS, 0.0), 0
     cache.reset()
     drafter.reset()
     hidden = target.prefill(prompt, cache)
-    root, end = chooser(target.model.logits(hidden[-1:]), [len(prompt)])[0], cache.length + decoding.max_new_tokens
-    while cache.length < end:
-        marks = [time.perf_counter()]
+    logits = target.model.logits(hidden[-1:])
+    root, end = chooser(logits, [len(prompt)])[0], cache.length + decoding.max_new_tokens
+
+    def timed(stage: str, run: Callable):
+        settle()
+        begin = time.perf_counter()
+        made = run()
+        settle()
+        seconds[stage] += time.perf_counter() - begin
+        return made
+
+    def propose() -> Tensor:
         drafter.start(hidden, root)
-        drafted = decoder.propose(compiled, root)
-        tokens = drafted.tolist()
-        marks.append(time.perf_counter())
-        all_hidden, logits = decoder.forward(compiled, drafted)
-        marks.append(time.perf_counter())
-        nodes, root = decoder.accept(compiled, tokens, logits, chooser, decoding)
-        marks.append(time.perf_counter())
-        cache.commit(nodes)
-        hidden = all_hidden[nodes]
-        marks.append(time.perf_counter())
-        for name, begin, stop in zip(seconds, marks[:-1], marks[1:], strict=True):
-            seconds[name] += stop - begin
+        return decoder.propose(compiled, root)
+
+    while cache.length < end:
+        drafted = timed("propose", propose)
+        timed("scheduler", lambda: ladder.decide(decoder._path_values(ladder, logits)))
+        all_hidden, all_logits = timed("verify", lambda: decoder.forward(compiled, drafted))
+        nodes, root = timed(
+            "accept", lambda: decoder.accept(compiled, drafted.tolist(), all_logits, chooser, decoding)
+        )
+        timed("commit", lambda: cache.commit(nodes))
+        hidden, logits = all_hidden[nodes], all_logits[nodes[-1] : nodes[-1] + 1]
         steps += 1
     return steps, seconds
 
 
-def measure(config: Config, dtype: str) -> dict:
-    """Everything for one dtype."""
+def measure(config: Config, dtype: str) -> tuple[dict, list[dict]]:
+    """The machine's rates and the rows of one dtype."""
     from entmtp.session import heads_folder, open_decoder, open_target, run_folder
     from entmtp.tasks import encode
 
     target = open_target(config.target, config.resources, dtype, config.device)
-    rates = machine(target.dtype)
+    rates = machine(target.dtype, target.device)
     folder = heads_folder(config.heads, config.target.name, config.resources, run_folder(config))
     prompt = encode(
         target.tokenizer, [{"role": "user", "content": "Explain how a sailing boat moves against the wind."}]
@@ -120,32 +161,32 @@ def measure(config: Config, dtype: str) -> dict:
     decoder = open_decoder(target, config.heads, folder, Decoder.room(len(prompt), 160, 64))
     parts = [step_parts(decoder, DEFAULT_TREES[name], prompt, DecodingConfig(max_new_tokens=96))
              for name in ("chain_4", "fixed_16")]  # fmt: skip
-    return {"dtype": dtype, "machine": rates, "forward": forward_table(target, rates), "parts": parts}
+    return rates, [*forward_table(target, rates), *parts[0], *parts[1]]
 
 
-def markdown(results: list[dict], provenance: dict) -> str:
+def markdown(rates: list[dict], rows: list[dict], provenance: dict) -> str:
     lines = [
         f"# Engine: {provenance['cpu']}, {provenance['threads']} threads, torch {provenance['packages']['torch']}",
         "",
     ]
-    for result in results:
-        rates = result["machine"]
-        lines += [
-            f"## {result['dtype']}: {rates['gb_per_s']:.1f} GB/s read, {rates['gflop_per_s']:.0f} GFLOP/s",
-            "",
-            "| context | nodes | ms | over the read-once floor | over the plain step | compute floor ms |",
-            "| --- | --- | --- | --- | --- | --- |",
+    for rate in rates:
+        own = [row for row in rows if row["dtype"] == rate["dtype"]]
+        forward = [row for row in own if row["stage"] == "forward"]
+        plain = {row["context"]: row["ms"] for row in forward if row["nodes"] == 0}
+        table = [
+            [str(row["context"]), str(row["nodes"]), f"{row['ms']:.2f}", f"{row['ms'] / row['floor_ms']:.2f}",
+             f"{row['ms'] / plain[row['context']]:.2f}", f"{row['compute_ms']:.2f}"] for row in forward
         ]  # fmt: skip
-        plain = {row["context"]: row["ms"] for row in result["forward"] if row["nodes"] == 0}
-        for row in result["forward"]:
-            ratio = row["ms"] / plain[row["context"]]
-            lines.append(f"| {row['context']} | {row['nodes']} | {row['ms']:.2f} | {row['ms'] / row['floor_ms']:.2f} | "
-                         f"{ratio:.2f} | {row['compute_ms']:.2f} |")  # fmt: skip
-        lines += ["", "| nodes | propose ms | verify ms | accept ms | commit ms |", "| --- | --- | --- | --- | --- |"]
-        for part in result["parts"]:
-            cells = " | ".join(f"{part[name]:.2f}" for name in ("propose", "verify", "accept", "commit"))
-            lines.append(f"| {part['nodes']} | {cells} |")
-        lines.append("")
+        heading = ["context", "nodes", "ms", "over the read-once floor", "over the plain step", "compute floor ms"]
+        by_tree: dict[int, dict[str, float]] = {}
+        for row in own:
+            if row["stage"] != "forward":
+                by_tree.setdefault(row["nodes"], {})[row["stage"]] = row["ms"]
+        parts = [[str(nodes), *(f"{ms[stage]:.2f}" for stage in PARTS)] for nodes, ms in by_tree.items()]
+        lines += [
+            f"## {rate['dtype']}: {rate['gb_per_s']:.1f} GB/s read, {rate['gflop_per_s']:.0f} GFLOP/s", "",
+            markdown_table(heading, table), markdown_table(["nodes", *(f"{stage} ms" for stage in PARTS)], parts),
+        ]  # fmt: skip
     return "\n".join(lines)
 
 
@@ -158,14 +199,18 @@ def main(overrides: list[str]) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     asked = [item.partition("=")[2] for item in overrides if item.startswith("dtype=")]
-    results = [measure(config, dtype) for dtype in (asked[-1:] or ["float32", "bfloat16"])]
-    made = provenance({"target": config.target.name, "device": config.device, "dtype": config.dtype})
-    made["threads"] = torch.get_num_threads()
-    folder = Path(config.results) / "engine"
-    write_json(folder / "engine.json", {"results": results, "provenance": made})
-    write_text(folder / "engine.md", markdown(results, made))
-    save_figure(roofline(results, PlotConfig()), folder / "engine")
-    print(markdown(results, made))
+    rates, rows = [], []
+    for dtype in asked[-1:] or ["float32", "bfloat16"]:
+        rate, made = measure(config, dtype)
+        rates.append(rate)
+        rows += made
+    about = provenance({"target": config.target.name, "device": config.device, "dtype": config.dtype})
+    about["threads"] = torch.get_num_threads()
+    folder = Path(config.results)
+    write_json(folder / "engine.json", {"rows": rows, "machine": rates, "provenance": about})
+    write_text(folder / "engine.md", markdown(rates, rows, about))
+    save_figure(roofline(rows, PlotConfig()), folder / "engine")
+    print(markdown(rates, rows, about))
 
 
 if __name__ == "__main__":

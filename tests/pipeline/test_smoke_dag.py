@@ -102,7 +102,7 @@ def test_peers_take_turns_on_the_runs_prompts(smoke):
                f"resources={ROOT / 'resources'}"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=smoke)
     assert done.returncode == 0, done.stderr[-3000:]
-    record = json.loads((smoke / "results/peers/peers.json").read_text())
+    record = json.loads((smoke / "results/peers.json").read_text())
     peers = ["entmtp plain", "entmtp best", "transformers eager", "transformers sdpa", "transformers prompt lookup"]
     assert [(row["task"], row["peer"]) for row in record["rows"]] == [
         (task, peer) for task in ("sharegpt", "litbench") for peer in peers
@@ -110,7 +110,7 @@ def test_peers_take_turns_on_the_runs_prompts(smoke):
     assert record["absent"] == {}
     assert all(row["same_text"] == 1.0 for row in record["rows"])  # greedy float32: the same text from all of them
     assert all(row["best_over"]["ratio"] == 1.0 for row in record["rows"] if row["peer"] == "entmtp best")
-    assert "| sharegpt | float32 | transformers eager |" in (smoke / "results/peers/peers.md").read_text()
+    assert "| sharegpt | float32 | transformers eager |" in (smoke / "results/peers.md").read_text()
 
 
 def test_tracking_wrote_offline_runs(smoke):

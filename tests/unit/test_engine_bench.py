@@ -25,30 +25,37 @@ def test_parts_add_up_to_decoding(tiny, drafters, trees, prompts):
     from entmtp.decoding.engine import Decoder
 
     decoder = Decoder(tiny, drafters["hydra_plus"], 120)
-    part = engine_bench.step_parts(decoder, trees["fixed_16"], prompts[2], DecodingConfig(max_new_tokens=30))
-    assert part["nodes"] == 16
-    assert 1 <= part["steps"] <= 30
-    assert all(part[name] > 0 for name in ("propose", "verify", "accept", "commit"))
+    decoding = DecodingConfig(max_new_tokens=30)
+    parts = engine_bench.step_parts(decoder, trees["fixed_16"], prompts[2], decoding)
+    assert [part["stage"] for part in parts] == ["propose", "verify", "accept", "commit", "scheduler"]
+    assert all(part["ms"] > 0 and part["nodes"] == 16 for part in parts)
+    expected = Decoder(tiny, None, 120).plain(prompts[2], decoding).tokens
+    rows = len(prompts[2]) + len(expected) - 1  # and it was decoding: the cache holds the text's own keys
+    mine = decoder.cache.data[..., :rows, :].clone()
+    decoder.plain(prompts[2], decoding)
+    torch.testing.assert_close(decoder.cache.data[..., :rows, :], mine, rtol=1e-4, atol=1e-4)
 
 
 def test_the_whole_benchmark(tiny_folder, tiny_heads, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(engine_bench, "CONTEXTS", [16, 10_000])  # the second is beyond the model and left out
-    monkeypatch.setattr(engine_bench, "NODES", [0, 2, 8])
+    # the second context is beyond the model and left out
+    monkeypatch.setattr(engine_bench, "CONTEXTS", {16: [0, 2, 8], 10_000: [0]})
     monkeypatch.setattr(engine_bench, "REPEATS", 2)
     save_heads(tiny_heads["hydra"], tmp_path / "heads")
     engine_bench.main([
         "target=folder", f"target.path={tiny_folder}", "target.name=tiny", "heads.source=folder",
         f"heads.path={tmp_path / 'heads'}", "dtype=bfloat16", f"results={tmp_path}",
     ])  # fmt: skip
-    made = json.loads((tmp_path / "engine/engine.json").read_text())
-    (result,) = made["results"]
-    assert result["dtype"] == "bfloat16"
-    assert [(row["context"], row["nodes"]) for row in result["forward"]] == [(16, 0), (16, 2), (16, 8)]
-    assert all(row["ms"] > 0 and row["floor_ms"] > 0 and row["compute_ms"] > 0 for row in result["forward"])
-    assert result["machine"]["gb_per_s"] > 0
-    page = (tmp_path / "engine/engine.md").read_text()
-    assert page in capsys.readouterr().out + "\n" or "| 16 | 8 |" in page
-    assert (tmp_path / "engine/engine.png").stat().st_size > 0
+    made = json.loads((tmp_path / "engine.json").read_text())
+    forward = [row for row in made["rows"] if row["stage"] == "forward"]
+    assert [(row["dtype"], row["context"], row["nodes"]) for row in forward] == [("bfloat16", 16, n) for n in (0, 2, 8)]
+    assert all(row["ms"] > 0 and row["floor_ms"] > 0 and row["compute_ms"] > 0 for row in forward)
+    parts = {(row["nodes"], row["stage"]) for row in made["rows"] if row["stage"] != "forward"}
+    assert parts == {(nodes, stage) for nodes in (4, 16) for stage in engine_bench.PARTS}
+    assert made["machine"][0]["gb_per_s"] > 0
+    page = (tmp_path / "engine.md").read_text()
+    assert page in capsys.readouterr().out
+    assert "| 16 | 8 |" in page
+    assert (tmp_path / "engine.png").stat().st_size > 0
 
 
 def test_an_unknown_key_is_named(tmp_path):

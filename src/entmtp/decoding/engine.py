@@ -5,7 +5,6 @@ Batch size is 1: a step's tree is one sequence's; batches would need ragged tree
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 
@@ -13,9 +12,11 @@ import torch
 from torch import Tensor
 
 from entmtp.config import DecodingConfig
+from entmtp.decoding.on_device import DeviceLoop
 from entmtp.decoding.plain import plain_tokens
 from entmtp.decoding.processors import ProcessedChooser, Processor
 from entmtp.decoding.sampling import Choices, Chooser, GumbelNoise
+from entmtp.decoding.steps import Generation, Step, cut
 from entmtp.decoding.verify import accept_exact, accept_typical
 from entmtp.errors import EntmtpError
 from entmtp.heads.drafter import Drafter, top1_prob
@@ -25,39 +26,6 @@ from entmtp.policy.schedulers import Policy
 from entmtp.tree.compiled import CompiledTree
 from entmtp.tree.grown import GrownTree
 from entmtp.tree.topology import Tree
-
-
-@dataclass
-class Step:
-    """One round. `accepted` drafted tokens were committed beside the root; times are seconds."""
-
-    tree: int
-    nodes: int
-    accepted: int
-    node: int  # the tree's node that the last committed token belongs to
-    signal: float  # deepest path value that the policy saw; NaN when it looks at none
-    seconds: float
-    scheduler_seconds: float  # signal, choice and switch
-    switch_seconds: float  # choice and switch alone, and what the policy learns from the step
-    tokens: list[int]
-
-
-@dataclass
-class Generation:
-    """A finished text. `seconds` = prefill + decode; `tokens` include the stop token that ended it."""
-
-    tokens: list[int]
-    prefill_seconds: float
-    decode_seconds: float
-    steps: list[Step] = field(default_factory=list)
-
-    @property
-    def scheduler_seconds(self) -> float:
-        return sum(step.scheduler_seconds for step in self.steps)
-
-    @property
-    def switch_seconds(self) -> float:
-        return sum(step.switch_seconds for step in self.steps)
 
 
 class Decoder:
@@ -73,6 +41,8 @@ class Decoder:
             drafter.reserve(capacity)
         self.compiled: dict[Tree, CompiledTree] = {}
         self.nurseries: dict[int, Nursery] = {}  # of growing policies, by their id
+        self.graphs = target.device.startswith("cuda")  # whether steps that can do so stay on the device
+        self.loops: dict[object, DeviceLoop] = {}
 
     @staticmethod
     def room(prompt_tokens: int, max_new_tokens: int, max_nodes: int) -> int:
@@ -102,6 +72,8 @@ class Decoder:
 
     def plain(self, prompt: list[int], decoding: DecodingConfig, prompt_id: str = "") -> Generation:
         """Plain decoding, timed the same way as `generate`."""
+        if self._stays_on_device(decoding):
+            return self.generate(prompt, Policy("ar", [Tree(())]), decoding, prompt_id)
         self.check(prompt, decoding.max_new_tokens, 0)
         chooser = make_chooser(self.target, decoding, prompt_id)
         start = time.perf_counter()
@@ -153,9 +125,12 @@ class Decoder:
         self.check(prompt, budget, policy.max_nodes)
         self._check_policy(policy)
         trees = [self.compile(tree) for tree in policy.trees]
-        chooser = make_chooser(target, decoding, prompt_id, processors, prompt)
         policy.reset()
         cache.reset()
+        if self._stays_on_device(decoding, policy, processors):
+            yield from self._loop(policy).stream(prompt, policy, stop, budget)
+            return
+        chooser = make_chooser(target, decoding, prompt_id, processors, prompt)
         if self.drafter is not None:
             self.drafter.reset()
         hidden = target.prefill(prompt, cache)  # from here on: the rows committed since the drafter last looked
@@ -183,6 +158,20 @@ class Decoder:
                        switch + end - done, committed)  # fmt: skip
             if committed[-1] in stop or count == budget:
                 return
+
+    def _stays_on_device(
+        self, decoding: DecodingConfig, policy: Policy | None = None, processors: Sequence[Processor] = ()
+    ) -> bool:
+        """Whether DeviceLoop covers this run; the loop below covers everything."""
+        static = not isinstance(policy, GrowingPolicy) and not processors and decoding.mode == "greedy"
+        return self.graphs and static and hasattr(self.target.model, "hidden_at")
+
+    def _loop(self, policy: Policy) -> DeviceLoop:
+        key = tuple(policy.trees), policy.depth, policy.base
+        if key not in self.loops:
+            trees = [self.compile(tree) for tree in policy.trees]
+            self.loops[key] = DeviceLoop(self.target, self.drafter, self.cache, trees, policy.depth, policy.base)
+        return self.loops[key]
 
     def _check_policy(self, policy: Policy) -> None:
         have = self.drafter.depth if self.drafter else 0
@@ -305,11 +294,3 @@ def make_chooser(
     if decoding.mode == "typical":
         raise EntmtpError("typical acceptance judges the target's own probabilities: it takes no logits processors")
     return ProcessedChooser(processors, prompt, temperature, noise)
-
-
-def cut(tokens: list[int], stop: set[int], budget: int) -> list[int]:
-    """Committed tokens of a step: up to the first stop id, that included, and within the budget."""
-    for index, token in enumerate(tokens[:budget]):
-        if token in stop:
-            return tokens[: index + 1]
-    return tokens[:budget]

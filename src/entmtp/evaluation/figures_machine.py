@@ -25,22 +25,25 @@ def vocabulary_curve(rows: list[dict], knee: int, plot: PlotConfig) -> Figure:
     return fig
 
 
-def roofline(results: list[dict], plot: PlotConfig) -> Figure:
+def roofline(rows: list[dict], plot: PlotConfig) -> Figure:
     """Milliseconds of a forward against drafted nodes, a panel per dtype and a line per context, over both floors:
-    reading weights and cache once, and multiplying for that many rows."""
+    reading weights and cache once, and multiplying for that many rows. `rows` of engine.json."""
+    forward = [row for row in rows if row["stage"] == "forward"]
+    dtypes = list(dict.fromkeys(row["dtype"] for row in forward))
     with styled(plot) as colours:
-        fig, axes = panels(1, len(results), 5.2, 4.0)
-        for ax, result in zip(axes[0], results, strict=True):
-            contexts = list(dict.fromkeys(row["context"] for row in result["forward"]))
+        fig, axes = panels(1, len(dtypes), 5.2, 4.0)
+        for ax, dtype in zip(axes[0], dtypes, strict=True):
+            of_dtype = [row for row in forward if row["dtype"] == dtype]
+            contexts = list(dict.fromkeys(row["context"] for row in of_dtype))
             for i, context in enumerate(contexts):
-                rows = [row for row in result["forward"] if row["context"] == context]
+                rows = [row for row in of_dtype if row["context"] == context]
                 nodes = [row["nodes"] for row in rows]
                 line = {"color": colours[i], "label": f"context {context}"}
                 ax.plot(nodes, [row["ms"] for row in rows], MARKERS[i] + "-", ms=5, **line)
                 floor = [max(row["floor_ms"], row["compute_ms"]) for row in rows]
                 ax.plot(nodes, floor, ":", color=colours[i], label=f"floor, context {context}")
-            nodes_axis(ax, max(row["nodes"] for row in result["forward"]))
-            ax.set(title=result["dtype"], xlabel="drafted nodes", ylabel="forward (ms)")
+            nodes_axis(ax, max(row["nodes"] for row in of_dtype))
+            ax.set(title=dtype, xlabel="drafted nodes", ylabel="forward (ms)")
             ax.set_ylim(bottom=0)
             ax.legend(fontsize=8)
     return fig

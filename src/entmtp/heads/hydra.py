@@ -11,11 +11,10 @@ from entmtp.tree.compiled import CompiledTree
 class HydraDrafter(PackedHeads):
     """Head d sees the drafted tokens before it, so a depth is one batch over its parents."""
 
-    def start(self, hidden: Tensor, root: int) -> None:
-        """`hidden` [k, H] of the tokens committed since the last start (one will do without prefix attention); the
-        last row chose `root`."""
-        self.state, self.root = self._advance(hidden), root
-        self.greedy = torch.tensor([root], device=self.target.device)  # tokens of the greedy path, root first
+    def begin(self, state: Tensor, root: Tensor) -> None:
+        """`state` [1, H] of the last committed token, which chose `root` [1]."""
+        self.state = state
+        self.greedy = root  # tokens of the greedy path, root first
         self.greedy_top1: list[Tensor] = []  # each [1]: the head's largest probability
         self.greedy_top: list[Tensor] = []  # each [1, width]: draft-vocabulary ids
 
@@ -47,10 +46,19 @@ class HydraDrafter(PackedHeads):
         self.extend(depth)
         return torch.cat(self.greedy_top1[:depth])
 
+    def carried(self) -> list[Tensor]:
+        """What the started position consists of, `greedy` and after it one tensor a head that was looked at."""
+        return [self.state, self.greedy, *self.greedy_top]
+
+    def resume(self, carried: list[Tensor]) -> None:
+        """Take up a position that `carried` gave, without `greedy_top1`."""
+        self.state, self.greedy, *self.greedy_top = carried
+        self.greedy_top1 = []
+
     def fill(self, compiled: CompiledTree) -> Tensor:
         """Token ids [n] of the tree's nodes, root first."""
         tokens = torch.empty(compiled.n, dtype=torch.long, device=self.target.device)
-        tokens[0] = self.root
+        tokens[:1] = self.greedy[:1]
         for d, level in enumerate(compiled.levels, 1):
             if level.greedy_only:  # the greedy path's own evaluation serves (always so at depth 1)
                 self.extend(d)

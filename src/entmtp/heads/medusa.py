@@ -9,11 +9,9 @@ from entmtp.tree.compiled import CompiledTree
 
 
 class MedusaDrafter(PackedHeads):
-    def start(self, hidden: Tensor, root: int) -> None:
-        """`hidden` [k, H] of the tokens committed since the last start (one will do without prefix attention); the
-        last row chose `root`."""
+    def begin(self, state: Tensor, root: Tensor) -> None:
+        """`state` [1, H] of the last committed token, which chose `root` [1]."""
         self.root = root
-        state = self._advance(hidden)
         features = [run_body(state, None, blocks) for blocks in self.blocks]
         if self.config.projection == "own":
             logits = [project(x) for project, x in zip(self.projections, features, strict=True)]
@@ -37,9 +35,17 @@ class MedusaDrafter(PackedHeads):
         """float32 [depth]: q_1..q_depth."""
         return top1_prob(self.head_logits[:depth])
 
+    def carried(self) -> list[Tensor]:
+        """What the started position consists of."""
+        return [self.root, self.top]
+
+    def resume(self, carried: list[Tensor]) -> None:
+        """Take up a position that `carried` gave, without the heads' probabilities."""
+        self.root, self.top = carried
+
     def fill(self, compiled: CompiledTree) -> Tensor:
         """Token ids [n] of the tree's nodes, root first."""
         tokens = torch.empty(compiled.n, dtype=torch.long, device=self.target.device)
-        tokens[0] = self.root
+        tokens[:1] = self.root
         tokens[1:] = self.top[compiled.node_depth, compiled.node_rank]
         return tokens

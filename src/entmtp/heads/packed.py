@@ -36,7 +36,8 @@ class PackedHeads:
 
         def matrix(weight: Tensor, bias: Tensor | None = None) -> LinearFn:
             if small:  # for any number of rows: traces must see what steps see
-                return NativeLinear(weight.detach().bfloat16(), None if bias is None else bias.detach().float())
+                offset = None if bias is None else bias.detach().float()
+                return NativeLinear(weight.detach().bfloat16(), offset, exact=target.dtype == torch.float32)
             return make_linear(cast(weight), None if bias is None else cast(bias))
 
         def packed(linear: torch.nn.Linear, embedding_scale: float = 1.0) -> LinearFn:
@@ -79,9 +80,16 @@ class PackedHeads:
         """States [n, H] at all positions of a sequence of hidden states [n, H] that starts with the text."""
         return hidden if self.prefix is None else self.prefix.states(hidden)
 
-    def _advance(self, hidden: Tensor) -> Tensor:
-        """Hidden states [k, H] committed since the last call (the whole prompt at first) -> state [1, H]."""
-        return hidden[-1:] if self.prefix is None else self.prefix.advance(hidden)[-1:]
+    def start(self, hidden: Tensor, root: int) -> None:
+        """A new position: `hidden` [k, H] of the tokens committed since the last start (the whole prompt at first; the
+        last row will do without prefix attention), which chose `root`."""
+        state = hidden[-1:] if self.prefix is None else self.prefix.advance(hidden)[-1:]
+        self.begin(state, torch.tensor([root], device=self.target.device))
+
+    def start_at(self, hidden: Tensor, count: Tensor, root: Tensor) -> None:
+        """As `start`, for a CUDA graph: of `hidden` [k, H] the first `count` [1] rows are new, `root` is [1]."""
+        last = hidden[count - 1]
+        self.begin(last if self.prefix is None else self.prefix.advance_at(hidden, count), root)
 
     def logits(self, depth: int, x: Tensor) -> Tensor:
         """Draft logits [n, draft_vocab] of head `depth` from its input x [n, in]."""

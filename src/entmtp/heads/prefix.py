@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from entmtp.target.cache import CausalMasks
+from entmtp.target.cache import CausalMasks, mask_at
 from entmtp.target.llama import FAMILY, FusedLayers
 
 
@@ -93,6 +93,7 @@ class PrefixDecoder:
 
     def reserve(self, capacity: int) -> None:
         self.cache = self.layers.new_cache(capacity)
+        self.length = torch.zeros(1, dtype=torch.long, device=self.layers.device)  # of the cache, for `advance_at`
         self.masks = CausalMasks(self.layers.groups, capacity, self.layers.dtype, self.layers.device)
 
     def reset(self) -> None:
@@ -107,6 +108,18 @@ class PrefixDecoder:
         states = self.layers.run(hidden, torch.arange(context, end, device=hidden.device), self.cache, mask)
         self.cache.length = end
         return states
+
+    def advance_at(self, hidden: Tensor, count: Tensor) -> Tensor:
+        """As `advance`, for a CUDA graph: the first `count` [1] of `hidden` [k, H] are new. Returns the last one's
+        state [1, H] and adds to `length`, which the caller sets after a prefill."""
+        k, low = len(hidden), torch.finfo(self.layers.dtype).min
+        rows = self.length + torch.arange(k, device=hidden.device)
+        causal = torch.full((k, k), low, dtype=self.layers.dtype, device=hidden.device).triu(1)
+        mask = mask_at(causal, rows, self.length, self.cache.capacity, self.layers.groups)
+        positions = rows.clamp_max(len(self.layers.cos) - 1)  # of rows that are not new
+        states = self.layers.run_at(hidden, positions, rows, self.cache, mask)
+        self.length += count
+        return states[count - 1]
 
     def states(self, hidden: Tensor) -> Tensor:
         """States [n, H] of a whole sequence [n, H] from its start, beside the decoding cache."""

@@ -2,7 +2,7 @@
 
 Every peer has a process of its own with the same model, and they take turns prompt by prompt, so that only one computes
 at a time. Prompts are the first test prompts of the run's tasks; our policies are those that the run fitted, the
-fastest one of each task by its summary. Writes peers.json and peers.md into `results/peers`.
+fastest one of each task by its summary. Writes peers.json and peers.md into `results`.
 """
 
 import json
@@ -168,7 +168,7 @@ def main(overrides: list[str]) -> None:
             peer.close()
     made = provenance({"target": config.target.name, "device": "cpu", "dtype": ", ".join(dtypes)})
     made["threads"] = threads
-    folder = Path(config.results) / "peers"
+    folder = Path(config.results)
     write_json(folder / "peers.json", {"rows": rows, "absent": absent, "provenance": made})
     text = markdown(rows, absent, made)
     write_text(folder / "peers.md", text)

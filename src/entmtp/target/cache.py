@@ -37,8 +37,23 @@ class KVCache:
             self.data[:, :, :, self.length + start : self.length + count] = moved
         self.length += count
 
+    def commit_at(self, length: Tensor, nodes: Tensor) -> None:
+        """As `commit`, for a CUDA graph: `nodes` [k] may go on past the accepted ones, since rows beyond the next
+        `length` [1] are written again before they are seen. `length` itself is the caller's."""
+        rows = length + torch.arange(len(nodes), device=self.data.device)
+        self.data.index_copy_(3, rows, self.data.index_select(3, length + nodes))
+
     def reset(self) -> None:
         self.length = 0
+
+
+def mask_at(block: Tensor, rows: Tensor, length: Tensor, capacity: int, groups: int) -> Tensor:
+    """Additive mask [groups * n, capacity] of n new rows that lie at `rows` [n] of a cache: each sees what lies before
+    `length` [1], and of the new ones what `block` [n, n] says."""
+    columns = torch.arange(capacity, device=block.device)
+    seen = torch.zeros(len(block), capacity, dtype=block.dtype, device=block.device)
+    seen.masked_fill_(columns >= length, torch.finfo(block.dtype).min)
+    return seen.index_copy_(1, rows, block).repeat(groups, 1)
 
 
 class CausalMasks:

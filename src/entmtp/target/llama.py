@@ -110,19 +110,48 @@ class FusedLayers:
         x = x.to(self.dtype)
         if self.cpu is not None and n <= MOST_ROWS and (mask is not None or n == 1):
             return self.cpu.run(x, positions, cache, mask)
-        end = start + n
+
+        def keep(index: int, keys: Tensor, values: Tensor) -> Tensor:
+            kv = cache.layer(index)
+            kv[0, :, start : start + n], kv[1, :, start : start + n] = keys, values
+            return kv[:, :, : start + n]
+
+        return self._through(x, positions, keep, mask, mask is None and n > 1)
+
+    def run_at(self, x: Tensor, positions: Tensor, rows: Tensor, cache: KVCache, mask: Tensor) -> Tensor:
+        """As `run`, but no number of the host decides anything, so that a CUDA graph can repeat it: new keys and values
+        go to `rows` [n] of the cache, and `mask` [groups * n, capacity] says which of all its rows are seen.
+        """
+
+        def keep(index: int, keys: Tensor, values: Tensor) -> Tensor:
+            kv = cache.layer(index)
+            kv[0].index_copy_(1, rows, keys)
+            kv[1].index_copy_(1, rows, values)
+            return kv
+
+        return self._through(x.to(self.dtype), positions, keep, mask, False)
+
+    def _through(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        keep: Callable[[int, Tensor, Tensor], Tensor],
+        mask: Tensor | None,
+        causal: bool,
+    ) -> Tensor:
+        """All layers by tensor operators. keep(layer, keys, values [kv_heads, n, d]) stores them and gives what is
+        attended to [2, kv_heads, s, d].
+        """
+        n = len(x)
         cos, sin = self.cos[positions], self.sin[positions]
         rotated_heads = self.heads + self.kv_heads
-        causal = mask is None and n > 1
         for index, (norm1, qkv_linear, out_linear, norm2, up_linear, down_linear) in enumerate(self.blocks):
             h = F.rms_norm(x, (self.hidden_size,), norm1, self.eps)
             qkv = qkv_linear(h).view(n, rotated_heads + self.kv_heads, self.head_dim)
             qk = qkv[:, :rotated_heads]
             qk = torch.addcmul(qk * cos, qk.roll(self.head_dim // 2, -1), sin)
-            kv = cache.layer(index)
-            kv[0, :, start:end] = qk[:, self.heads :].transpose(0, 1)
-            kv[1, :, start:end] = qkv[:, rotated_heads:].transpose(0, 1)
-            x = x + out_linear(self._attend(qk[:, : self.heads], kv[:, :, :end], mask, causal))
+            kv = keep(index, qk[:, self.heads :].transpose(0, 1), qkv[:, rotated_heads:].transpose(0, 1))
+            x = x + out_linear(self._attend(qk[:, : self.heads], kv, mask, causal))
             h = F.rms_norm(x, (self.hidden_size,), norm2, self.eps)
             gate, up = up_linear(h).chunk(2, dim=-1)
             x = x + down_linear(F.silu(gate) * up)
@@ -170,3 +199,7 @@ class FusedLlama(FusedLayers):
     def hidden(self, tokens: Tensor, positions: Tensor, cache: KVCache, mask: Tensor | None) -> Tensor:
         """Final-norm hidden states [n, hidden] of `tokens` [n]; see `run`."""
         return self.run(self.embed(tokens), positions, cache, mask)
+
+    def hidden_at(self, tokens: Tensor, positions: Tensor, rows: Tensor, cache: KVCache, mask: Tensor) -> Tensor:
+        """As `hidden`, for a CUDA graph; see `run_at`."""
+        return self.run_at(self.embed(tokens), positions, rows, cache, mask)

@@ -10,6 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <omp.h>
+#if defined(HALF) && defined(__AMX_BF16__)
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#define UNIT /* the processor multiplies tiles of 16 by 32 bfloat16 numbers */
+#endif
 
 #define LANES 16
 #define FEW 12   /* rows of a tile of two blocks, and */
@@ -26,10 +32,18 @@ INLINE v16 load(const float *p) { return *(const v16 *)p; }
 INLINE void store(float *p, v16 v) { *(v16 *)p = v; }
 INLINE v16 all(float x) { return x - (v16){0}; }
 
-/* Weights, keys and values are stored as float32 or (-DHALF) bfloat16; all arithmetic is float32. */
+/* Weights, keys and values are stored as float32 or (-DHALF) bfloat16; all arithmetic is float32, but for what the
+ * matrix unit multiplies: bfloat16 by bfloat16, added in float32. */
 #ifdef HALF
 typedef uint16_t stored;
+#define PAIR 2  /* inputs whose weights lie side by side, as the matrix unit wants them */
+#define DEEP 32 /* inputs are filled up to a multiple with zeros */
 INLINE v16 fetch(const stored *p) { return (v16)(__builtin_convertvector(*(const h16 *)p, u16) << 16); }
+INLINE v16 weights(const stored *p, int which)
+{
+    u16 both = *(const u16 *)p;
+    return which ? (v16)(both & 0xffff0000u) : (v16)(both << 16);
+}
 INLINE stored rounded(float x) /* to nearest, ties to even */
 {
     union { float f; uint32_t u; } bits = {x};
@@ -37,7 +51,10 @@ INLINE stored rounded(float x) /* to nearest, ties to even */
 }
 #else
 typedef float stored;
+#define PAIR 1
+#define DEEP 1
 INLINE v16 fetch(const stored *p) { return load(p); }
+INLINE v16 weights(const stored *p, int which) { (void)which; return load(p); }
 INLINE stored rounded(float x) { return x; }
 #endif
 INLINE v16 pick(i16 mask, v16 a, v16 b) { return (v16)((mask & (i16)a) | (~mask & (i16)b)); }
@@ -82,17 +99,19 @@ INLINE v16 vexp(v16 x)
 
 /* ---- matrix products ---- */
 
-/* weight: [blocks][in][LANES], bias: [blocks][LANES] or null, an even number of blocks. Block b holds the output's columns
- * from 16 b on; when `paired` (gates and what they gate), even blocks are of the first half, odd ones of the second. */
+/* weight: [blocks][depth / PAIR][LANES][PAIR], bias: [blocks][LANES] or null, an even number of blocks. Block b holds the
+ * output's columns from 16 b on; when `paired` (gates and what they gate), even blocks are of the first half, odd ones
+ * of the second. `unit`: multiplied by the matrix unit. */
 typedef struct {
     const stored *weight;
     const float *bias;
-    int64_t in, out, paired;
+    int64_t in, out, paired, unit;
 } Linear;
 
 enum { STORE, ADD, GATE };
 
 INLINE int64_t blocks_of(const Linear *l) { return (l->out + 2 * LANES - 1) / (2 * LANES) * 2; }
+INLINE int64_t filled(int64_t in) { return (in + DEEP - 1) / DEEP * DEEP; }
 INLINE int64_t column_of(const Linear *l, int64_t b)
 {
     return l->paired ? b % 2 * (l->out / 2) + b / 2 * LANES : b * LANES;
@@ -110,10 +129,22 @@ INLINE void put(float *out, v16 value, int64_t room, int mode)
         out[j] = mode == ADD ? out[j] + value[j] : value[j];
 }
 
-/* C blocks of columns for R rows, x [in, R]. Every element has one accumulator that takes the products in order of k. */
+/* A row's values of block b, to its row of the output. */
+INLINE void deliver(const Linear *l, int64_t b, v16 value, float *to, int mode)
+{
+    int64_t column = column_of(l, b), gated = b / 2 * LANES;
+    if (mode != GATE)
+        put(to + column, value, l->out - column, mode);
+    else if (b % 2 == 0)
+        store(to + gated, value / (1.0f + vexp(-value)));
+    else
+        store(to + gated, load(to + gated) * value);
+}
+
+/* C blocks of columns for R rows, x [depth, R]. Every element has one accumulator that takes the products in order of k. */
 INLINE void tile(const int R, const int C, const Linear *l, int64_t b, const float *x, float *out, int64_t os, int mode)
 {
-    const int64_t in = l->in, block = in * LANES;
+    const int64_t depth = filled(l->in), block = depth * LANES;
     const stored *w = l->weight + b * block;
     v16 acc[WIDE][2];
 #pragma GCC unroll 2
@@ -123,64 +154,155 @@ INLINE void tile(const int R, const int C, const Linear *l, int64_t b, const flo
         for (int r = 0; r < R; r++)
             acc[r][c] = bias;
     }
-    for (int64_t k = 0; k < in; k++, w += LANES, x += R) {
-        v16 weight[2];
+    for (int64_t k = 0; k < depth; k += PAIR, w += PAIR * LANES, x += PAIR * R) {
 #pragma GCC unroll 2
-        for (int c = 0; c < C; c++) {
-            weight[c] = fetch(w + c * block);
+        for (int c = 0; c < C; c++)
             __builtin_prefetch(w + c * block + AHEAD);
-        }
-#pragma GCC unroll 24
-        for (int r = 0; r < R; r++) {
-            v16 factor = all(x[r]);
+#pragma GCC unroll 2
+        for (int which = 0; which < PAIR; which++) {
+            v16 weight[2];
 #pragma GCC unroll 2
             for (int c = 0; c < C; c++)
-                acc[r][c] += factor * weight[c];
+                weight[c] = weights(w + c * block, which);
+#pragma GCC unroll 24
+            for (int r = 0; r < R; r++) {
+                v16 factor = all(x[which * R + r]);
+#pragma GCC unroll 2
+                for (int c = 0; c < C; c++)
+                    acc[r][c] += factor * weight[c];
+            }
         }
     }
 #pragma GCC unroll 2
-    for (int c = 0; c < C; c++) {
-        int64_t column = column_of(l, b + c), gated = (b + c) / 2 * LANES;
+    for (int c = 0; c < C; c++)
 #pragma GCC unroll 24
-        for (int r = 0; r < R; r++) {
-            v16 value = acc[r][c];
-            float *to = out + r * os;
-            if (mode != GATE)
-                put(to + column, value, l->out - column, mode);
-            else if ((b + c) % 2 == 0)
-                store(to + gated, value / (1.0f + vexp(-value)));
-            else
-                store(to + gated, load(to + gated) * value);
-        }
-    }
+        for (int r = 0; r < R; r++)
+            deliver(l, b + c, acc[r][c], out + r * os, mode);
 }
 
-/* Rows of x [n, in] by tiles: [in, rows] each, so that a tile reads one stream. */
+/* Rows of x [n, in] by tiles: [depth, rows] each, so that a tile reads one stream. */
 static void arrange(const float *x, int64_t n, int64_t in, int64_t tiles, float *panel)
 {
+    const int64_t depth = filled(in);
     for (int64_t t = 0; t < tiles; t++) {
         int64_t row = n * t / tiles, rows = n * (t + 1) / tiles - row;
         for (int64_t r = 0; r < rows; r++)
-            for (int64_t k = 0; k < in; k++)
-                panel[row * in + k * rows + r] = x[(row + r) * in + k];
+            for (int64_t k = 0; k < depth; k++)
+                panel[row * depth + k * rows + r] = k < in ? x[(row + r) * in + k] : 0;
     }
 }
 
-/* This thread's share of the columns, for n rows; panel: room for [n, in]. Few rows take two blocks at once; more take one, so that memory still
- * delivers the next weights while all rows use these. */
+#ifdef UNIT
+enum { HEIGHT = 16, AT_ONCE = 4 }; /* rows of a tile at most, and tiles of rows that share a tile of weights */
+
+/* Whether this process may use the matrix unit: the kernel wants to be asked. */
+int matrix_unit(void) { return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18) == 0; }
+
+/* Rows of x [n, in], rounded: [tiles][depth / 32][rows][32], those past n zeros. */
+static void arrange_halves(const float *x, int64_t n, int64_t in, int64_t tiles, int64_t rows, stored *panel)
+{
+    const int64_t deep = filled(in) / DEEP;
+    for (int64_t t = 0; t < tiles; t++)
+        for (int64_t d = 0; d < deep; d++)
+            for (int64_t r = 0; r < rows; r++, panel += DEEP) {
+                const int64_t row = t * rows + r, left = row < n ? in - d * DEEP : 0;
+                const float *from = x + row * in + d * DEEP;
+                if (left >= DEEP)
+                    for (int j = 0; j < DEEP; j++)
+                        panel[j] = rounded(from[j]);
+                else
+                    for (int j = 0; j < DEEP; j++)
+                        panel[j] = j < left ? rounded(from[j]) : 0;
+            }
+}
+
+/* One block of columns for up to AT_ONCE tiles of rows: made [tiles][rows][LANES]. Tile registers 0 to 3 hold the sums, 4
+ * the weights. An instruction adds 32 products to every sum, in an order that does not depend on how many rows there are. */
+static void unit_block(const stored *w, int64_t deep, const stored *x, int64_t tiles, int64_t rows, float *made)
+{
+    const int64_t size = rows * DEEP, next = deep * size;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t d = 0; d < deep; d++, w += DEEP * LANES, x += size) {
+        for (int line = 0; line < DEEP * LANES; line += 32)
+            __builtin_prefetch(w + AHEAD + line);
+        _tile_loadd(4, w, 64);
+        _tile_loadd(5, x, 64);
+        _tile_dpbf16ps(0, 5, 4);
+        if (tiles > 1) {
+            _tile_loadd(6, x + next, 64);
+            _tile_dpbf16ps(1, 6, 4);
+        }
+        if (tiles > 2) {
+            _tile_loadd(7, x + 2 * next, 64);
+            _tile_dpbf16ps(2, 7, 4);
+        }
+        if (tiles > 3) {
+            _tile_loadd(5, x + 3 * next, 64);
+            _tile_dpbf16ps(3, 5, 4);
+        }
+    }
+    _tile_stored(0, made, 64);
+    if (tiles > 1)
+        _tile_stored(1, made + rows * LANES, 64);
+    if (tiles > 2)
+        _tile_stored(2, made + 2 * rows * LANES, 64);
+    if (tiles > 3)
+        _tile_stored(3, made + 3 * rows * LANES, 64);
+}
+
+/* As `multiply`, by the matrix unit: x is rounded to bfloat16. */
+static void multiply_unit(const Linear *l, const float *x, int64_t n, stored *panel, float *out, int64_t os, int mode,
+                          int64_t first, int64_t last)
+{
+    const int64_t depth = filled(l->in), tiles = (n + HEIGHT - 1) / HEIGHT, rows = (n + tiles - 1) / tiles;
+    struct { uint8_t palette, start, unused[14]; uint16_t bytes[16]; uint8_t rows[16]; } shape = {.palette = 1};
+    float made[AT_ONCE * HEIGHT * LANES] __attribute__((aligned(64)));
+    for (int t = 0; t < 8; t++) {
+        shape.bytes[t] = 64;
+        shape.rows[t] = t == 4 ? DEEP / PAIR : rows;
+    }
+    arrange_halves(x, n, l->in, tiles, rows, panel);
+    __asm__ volatile("" ::: "memory"); /* gcc's tile loads do not say that they read memory */
+    _tile_loadconfig(&shape);
+    for (int64_t b = first; b < last; b++) {
+        v16 bias = l->bias ? load(l->bias + b * LANES) : all(0);
+        for (int64_t t = 0; t < tiles; t += AT_ONCE) {
+            int64_t count = tiles - t < AT_ONCE ? tiles - t : AT_ONCE, row = t * rows;
+            unit_block(l->weight + b * depth * LANES, depth / DEEP, panel + row * depth, count, rows, made);
+            for (int64_t r = row; r < row + count * rows && r < n; r++)
+                deliver(l, b, load(made + (r - row) * LANES) + bias, out + r * os, mode);
+        }
+    }
+    _tile_release();
+}
+#else
+int matrix_unit(void) { return 0; }
+#endif
+
+/* This thread's share of the columns, for n rows; panel: room for [n, depth]. Few rows take two blocks at once; more take
+ * one, so that memory still delivers the next weights while all rows use these. */
 static void multiply(const Linear *l, const float *x, int64_t n, float *panel, float *out, int64_t os, int mode, int me,
                      int threads)
 {
     int64_t pairs = blocks_of(l) / 2, first = 2 * (pairs * me / threads), last = 2 * (pairs * (me + 1) / threads);
-    int64_t tiles = (n + WIDE - 1) / WIDE, step = n <= FEW ? 2 : 1;
-    if (n > 1) {
+    int64_t tiles = (n + WIDE - 1) / WIDE, step = n <= FEW ? 2 : 1, depth = filled(l->in);
+#ifdef UNIT
+    if (l->unit) {
+        multiply_unit(l, x, n, (stored *)panel, out, os, mode, first, last);
+        return;
+    }
+#endif
+    if (n > 1 || depth > l->in) {
         arrange(x, n, l->in, tiles, panel);
         x = panel;
     }
     for (int64_t b = first; b < last; b += step)
         for (int64_t t = 0; t < tiles; t++) {
             int64_t row = n * t / tiles, rows = n * (t + 1) / tiles - row;
-            const float *from = x + row * l->in;
+            const float *from = x + row * depth;
             float *to = out + row * os;
             switch (step * 32 + rows) {
 #define CASE(R, C) case C * 32 + R: tile(R, C, l, b, from, to, os, mode); break;
@@ -196,7 +318,7 @@ void linear(const Linear *l, const float *x, int64_t n, float *out, int64_t thre
 {
 #pragma omp parallel num_threads(threads)
     {
-        float *panel = n > 1 ? malloc(n * l->in * sizeof(float)) : 0;
+        float *panel = malloc(n * filled(l->in) * sizeof(float));
         multiply(l, x, n, panel, out, l->out, STORE, omp_get_thread_num(), omp_get_num_threads());
         free(panel);
     }
@@ -205,12 +327,14 @@ void linear(const Linear *l, const float *x, int64_t n, float *out, int64_t thre
 /* weight [out, in] row by row -> packed */
 void pack(const stored *weight, int64_t in, int64_t out, int64_t paired, stored *packed)
 {
-    Linear l = {0, 0, in, out, paired};
+    const Linear l = {0, 0, in, out, paired, 0};
+    const int64_t depth = filled(in);
     for (int64_t b = 0; b < blocks_of(&l); b++)
         for (int64_t j = 0; j < LANES; j++) {
             int64_t column = column_of(&l, b) + j;
-            for (int64_t k = 0; k < in; k++)
-                packed[(b * in + k) * LANES + j] = column < out ? weight[column * in + k] : 0;
+            for (int64_t k = 0; k < depth; k++)
+                packed[(b * depth + k / PAIR * PAIR) * LANES + j * PAIR + k % PAIR] =
+                    column < out && k < in ? weight[column * in + k] : 0;
         }
 }
 
@@ -341,7 +465,7 @@ static void attend_some(int64_t n16, int64_t groups, const float *q, const store
 INLINE int64_t widest(const Model *m)
 {
     int64_t wide = m->heads * m->dim > m->hidden ? m->heads * m->dim : m->hidden;
-    return wide > m->inner ? wide : m->inner;
+    return filled(wide > m->inner ? wide : m->inner);
 }
 
 /* Floats of scratch that `forward` needs for n rows. */

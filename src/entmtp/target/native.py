@@ -27,11 +27,13 @@ FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-ffp-contract=fas
 LANES = 16  # as in native.c
 CHUNK = 64 << 20
 DTYPES = (torch.float32, torch.bfloat16)
+DEEP = {torch.float32: 1, torch.bfloat16: 32}  # as in native.c
 HEAD_DIMS, POINTER, INT = (16, 32, 64, 128), ctypes.c_void_p, ctypes.c_int64
 
 
 class _Linear(ctypes.Structure):
-    _fields_ = [("weight", POINTER), ("bias", POINTER), ("inputs", INT), ("outputs", INT), ("paired", INT)]
+    _fields_ = [("weight", POINTER), ("bias", POINTER), ("inputs", INT), ("outputs", INT), ("paired", INT),
+                ("unit", INT)]  # fmt: skip
 
 
 class _Layer(ctypes.Structure):
@@ -100,6 +102,7 @@ def library(dtype: torch.dtype) -> ctypes.CDLL | None:
         made.forward.argtypes = [POINTER, POINTER, POINTER, INT, INT, POINTER, INT, POINTER, INT, POINTER, POINTER, INT]
         for function in (made.linear, made.pack, made.forward):
             function.restype = None
+        made.unit = bool(made.matrix_unit())
         return made
     return None
 
@@ -128,21 +131,23 @@ ARENA = Arena()
 class NativeLinear:
     """x [..., in] -> [..., out] in float32, by a weight of either dtype; a row's result does not depend on other rows.
 
-    `paired`: blocks of both halves of the columns alternate (gates and what they gate), for the fused layers.
+    `paired`: blocks of both halves of the columns alternate (gates and what they gate), for the fused layers. A bfloat16
+    weight meets x rounded to bfloat16 in the processor's matrix unit where there is one, unless `exact`: x in float32.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, paired: bool = False):
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, paired: bool = False, exact: bool = False):
         self.outputs, self.inputs = weight.shape
         self.weight = self._packed(weight, paired)
         self.bias = None if bias is None else self._packed(bias[:, None].float(), paired)
         self.struct = _Linear(self.weight.data_ptr(), None if bias is None else self.bias.data_ptr(), self.inputs,
-                              self.outputs, int(paired))  # fmt: skip
+                              self.outputs, int(paired), int(library(weight.dtype).unit and not exact))  # fmt: skip
         self.at, self.function = ctypes.addressof(self.struct), library(weight.dtype).linear
 
     def _packed(self, weight: Tensor, paired: bool) -> Tensor:
         weight = weight.contiguous()
         outputs, inputs = weight.shape
-        packed = ARENA.room_for(-(-outputs // (2 * LANES)) * 2 * LANES * inputs, weight.dtype)
+        depth = -(-inputs // DEEP[weight.dtype]) * DEEP[weight.dtype]
+        packed = ARENA.room_for(-(-outputs // (2 * LANES)) * 2 * LANES * depth, weight.dtype)
         library(weight.dtype).pack(weight.data_ptr(), inputs, outputs, int(paired), packed.data_ptr())
         return packed
 

@@ -32,6 +32,7 @@ class CompiledTree:
         self.tree, self.n, self.capacity = tree, tree.num_nodes + 1, capacity
         block = torch.zeros(self.n, self.n, dtype=dtype, device=device)
         block.masked_fill_(~torch.from_numpy(tree.ancestors()).to(device), torch.finfo(dtype).min)
+        self.block = block  # additive [n, n]
         buffer = torch.zeros(self.n, capacity + self.n, dtype=dtype, device=device)
         buffer[:, capacity:] = block
         self.buffer = buffer.repeat(groups, 1)
