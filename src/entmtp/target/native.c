@@ -20,7 +20,14 @@
 #define LANES 16
 #define FEW 12   /* rows of a tile of two blocks, and */
 #define WIDE 24  /* of one: 24 accumulators, the weights and a factor fit 32 registers */
-#define AHEAD 1024 /* floats: what the memory is asked for before it is needed */
+#define SHARE 8  /* rows that look at a block of keys or values together */
+#define TURN 32  /* values in such a block */
+/* What memory is asked for, in elements before it is needed: into the second-level cache, past the pages that the
+ * processor's own prefetching stops at. Into the first it would wait for a free line. */
+#ifndef AHEAD
+#define AHEAD 4096
+#endif
+#define ASK(p) __builtin_prefetch((p) + AHEAD, 0, 2)
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float v16 __attribute__((vector_size(64), aligned(4), may_alias));
@@ -81,6 +88,24 @@ INLINE v16 sums(v16 v[LANES])
             v[j] = __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
         }
     return v[0];
+}
+
+/* v[i][j] <-> v[j][i] */
+INLINE void transpose(v16 v[LANES])
+{
+    const i16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#pragma GCC unroll 4
+    for (int step = 1; step < LANES; step *= 2) {
+        const i16 second = (lane & step) != 0; /* -1 where a lane's number has this bit */
+        const i16 low = lane + (second & (LANES - step)), high = lane + step + (second & (LANES - step));
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++)
+            if (!(i & step)) {
+                v16 a = v[i], b = v[i + step];
+                v[i] = __builtin_shuffle(a, b, low);
+                v[i + step] = __builtin_shuffle(a, b, high);
+            }
+    }
 }
 
 /* e^x, below 2e-7 relative error; flushed to 2^-126 and clamped at 2^127 */
@@ -157,7 +182,7 @@ INLINE void tile(const int R, const int C, const Linear *l, int64_t b, const flo
     for (int64_t k = 0; k < depth; k += PAIR, w += PAIR * LANES, x += PAIR * R) {
 #pragma GCC unroll 2
         for (int c = 0; c < C; c++)
-            __builtin_prefetch(w + c * block + AHEAD);
+            ASK(w + c * block);
 #pragma GCC unroll 2
         for (int which = 0; which < PAIR; which++) {
             v16 weight[2];
@@ -180,15 +205,34 @@ INLINE void tile(const int R, const int C, const Linear *l, int64_t b, const flo
             deliver(l, b + c, acc[r][c], out + r * os, mode);
 }
 
-/* Rows of x [n, in] by tiles: [depth, rows] each, so that a tile reads one stream. */
+/* Rows of x [n, in] by tiles: [depth, rows] each, so that a tile reads one stream. Writes up to LANES floats further. */
 static void arrange(const float *x, int64_t n, int64_t in, int64_t tiles, float *panel)
 {
-    const int64_t depth = filled(in);
+    const int64_t depth = filled(in), whole = in / LANES * LANES;
     for (int64_t t = 0; t < tiles; t++) {
         int64_t row = n * t / tiles, rows = n * (t + 1) / tiles - row;
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t k = 0; k < depth; k++)
-                panel[row * depth + k * rows + r] = k < in ? x[(row + r) * in + k] : 0;
+        const float *from = x + row * in;
+        float *to = panel + row * depth;
+        for (int64_t k = 0; k < whole; k += LANES) {
+            v16 v[2][LANES]; /* the first 16 rows and the others; what is stored too much is stored again */
+#pragma GCC unroll 16
+            for (int r = 0; r < LANES; r++) {
+                v[0][r] = r < rows ? load(from + r * in + k) : all(0);
+                v[1][r] = r + LANES < rows ? load(from + (r + LANES) * in + k) : all(0);
+            }
+            transpose(v[0]);
+            if (rows > LANES)
+                transpose(v[1]);
+#pragma GCC unroll 16
+            for (int j = 0; j < LANES; j++) {
+                store(to + (k + j) * rows, v[0][j]);
+                if (rows > LANES)
+                    store(to + (k + j) * rows + LANES, v[1][j]);
+            }
+        }
+        for (int64_t k = whole; k < depth; k++)
+            for (int64_t r = 0; r < rows; r++)
+                to[k * rows + r] = k < in ? from[r * in + k] : 0;
     }
 }
 
@@ -227,7 +271,7 @@ static void unit_block(const stored *w, int64_t deep, const stored *x, int64_t t
     _tile_zero(3);
     for (int64_t d = 0; d < deep; d++, w += DEEP * LANES, x += size) {
         for (int line = 0; line < DEEP * LANES; line += 32)
-            __builtin_prefetch(w + AHEAD + line);
+            ASK(w + line);
         _tile_loadd(4, w, 64);
         _tile_loadd(5, x, 64);
         _tile_dpbf16ps(0, 5, 4);
@@ -282,8 +326,8 @@ static void multiply_unit(const Linear *l, const float *x, int64_t n, stored *pa
 int matrix_unit(void) { return 0; }
 #endif
 
-/* This thread's share of the columns, for n rows; panel: room for [n, depth]. Few rows take two blocks at once; more take
- * one, so that memory still delivers the next weights while all rows use these. */
+/* This thread's share of the columns, for n rows; panel: room for [n, depth] and LANES more. Few rows take two blocks at
+ * once; more take one, so that memory still delivers the next weights while all rows use these. */
 static void multiply(const Linear *l, const float *x, int64_t n, float *panel, float *out, int64_t os, int mode, int me,
                      int threads)
 {
@@ -318,7 +362,7 @@ void linear(const Linear *l, const float *x, int64_t n, float *out, int64_t thre
 {
 #pragma omp parallel num_threads(threads)
     {
-        float *panel = malloc(n * filled(l->in) * sizeof(float));
+        float *panel = malloc((n * filled(l->in) + LANES) * sizeof(float));
         multiply(l, x, n, panel, out, l->out, STORE, omp_get_thread_num(), omp_get_num_threads());
         free(panel);
     }
@@ -381,79 +425,140 @@ INLINE void keep(const float *x, int64_t dim, stored *row)
         row[j] = rounded(x[j]);
 }
 
-/* G query heads of one row over a key head. Its keys are the context's and `extra` new ones, in order of position: masked
- * ones are not there at all, so that a row of a tree sums as the same token decoded alone would. q, out [G, 16 N];
- * scores: room for [G, stride] */
-INLINE void attend(const int N, const int G, const float *q, const stored *keys, const stored *values, int64_t context,
-                   const int32_t *seen, int64_t extra, float *scores, int64_t stride, float *out)
+/* Scores of G query heads, q [G, 16 N], over sixteen keys: scores [G, stride] */
+INLINE void score(const int N, const int G, const float *q, const stored *const key[LANES], float *scores, int64_t stride)
 {
-    const int64_t dim = LANES * N, total = context + extra, padded = (total + LANES - 1) / LANES * LANES;
-    v16 most[4], mass[4], acc[4][8];
-    for (int64_t first = 0; first < total; first += LANES) {
-        const stored *key[LANES]; /* past the end: the last again */
-        for (int64_t i = 0; i < LANES; i++) {
-            int64_t t = first + i < total ? first + i : total - 1;
-            key[i] = keys + dim * (t < context ? t : context + seen[t - context]);
-        }
+    const int64_t dim = LANES * N;
 #pragma GCC unroll 4
-        for (int g = 0; g < G; g++) {
-            v16 s[LANES];
+    for (int g = 0; g < G; g++) {
+        v16 s[LANES];
 #pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++) {
-                s[i] = load(q + g * dim) * fetch(key[i]);
+        for (int i = 0; i < LANES; i++) {
+            s[i] = load(q + g * dim) * fetch(key[i]);
 #pragma GCC unroll 8
-                for (int j = 1; j < N; j++)
-                    s[i] += load(q + g * dim + j * LANES) * fetch(key[i] + j * LANES);
-            }
-            store(scores + g * stride + first, sums(s));
+            for (int j = 1; j < N; j++)
+                s[i] += load(q + g * dim + j * LANES) * fetch(key[i] + j * LANES);
         }
-    }
-#pragma GCC unroll 4
-    for (int g = 0; g < G; g++) {
-        float *own = scores + g * stride;
-        for (int64_t t = total; t < padded; t++)
-            own[t] = -INFINITY;
-        most[g] = load(own);
-        for (int64_t t = LANES; t < padded; t += LANES)
-            most[g] = pick(load(own + t) > most[g], load(own + t), most[g]);
-        float largest = most[g][0];
-        for (int j = 1; j < LANES; j++)
-            largest = most[g][j] > largest ? most[g][j] : largest;
-        mass[g] = all(0);
-        for (int64_t t = 0; t < padded; t += LANES) {
-            v16 s = load(own + t), e = vexp(s - largest);
-            e = pick(s == -INFINITY, all(0), e);
-            store(own + t, e);
-            mass[g] += e;
-        }
-#pragma GCC unroll 8
-        for (int j = 0; j < N; j++)
-            acc[g][j] = all(0);
-    }
-    for (int64_t t = 0; t < total; t++) {
-        const stored *value = values + dim * (t < context ? t : context + seen[t - context]);
-#pragma GCC unroll 4
-        for (int g = 0; g < G; g++) {
-            v16 weight = all(scores[g * stride + t]);
-#pragma GCC unroll 8
-            for (int j = 0; j < N; j++)
-                acc[g][j] += weight * fetch(value + j * LANES);
-        }
-    }
-#pragma GCC unroll 4
-    for (int g = 0; g < G; g++) {
-        float total_mass = sum(mass[g]);
-#pragma GCC unroll 8
-        for (int j = 0; j < N; j++)
-            store(out + g * dim + j * LANES, acc[g][j] / total_mass);
+        store(scores + g * stride, sums(s));
     }
 }
 
-static void attend_some(int64_t n16, int64_t groups, const float *q, const stored *keys, const stored *values,
-                        int64_t context, const int32_t *seen, int64_t extra, float *scores, int64_t stride, float *out)
+/* e^(score - the largest) over scores [total], in place. Returns their sum. */
+INLINE float soften(float *own, int64_t total)
+{
+    const int64_t padded = (total + LANES - 1) / LANES * LANES;
+    for (int64_t t = total; t < padded; t++)
+        own[t] = -INFINITY;
+    v16 most = load(own), mass = all(0);
+    for (int64_t t = LANES; t < padded; t += LANES)
+        most = pick(load(own + t) > most, load(own + t), most);
+    float largest = most[0];
+    for (int j = 1; j < LANES; j++)
+        largest = most[j] > largest ? most[j] : largest;
+    for (int64_t t = 0; t < padded; t += LANES) {
+        v16 s = load(own + t), e = vexp(s - largest);
+        e = pick(s == -INFINITY, all(0), e);
+        store(own + t, e);
+        mass += e;
+    }
+    return sum(mass);
+}
+
+/* Where the t-th visible row lies: those of the context, then the new ones that are seen. */
+INLINE int64_t place(int64_t t, int64_t context, const int32_t *seen)
+{
+    return t < context ? t : context + seen[t - context];
+}
+
+/* Adds values first .. last, weighted, to acc [G, N]. */
+INLINE void weigh(const int N, const int G, const float *weights, int64_t stride, const stored *values, int64_t first,
+                  int64_t last, int64_t context, const int32_t *seen, v16 acc[4][8])
+{
+    v16 a[4][8];
+#pragma GCC unroll 4
+    for (int g = 0; g < G; g++)
+#pragma GCC unroll 8
+        for (int j = 0; j < N; j++)
+            a[g][j] = acc[g][j];
+    for (int64_t t = first; t < last; t++) {
+        const stored *value = values + LANES * N * place(t, context, seen);
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++) {
+            v16 weight = all(weights[g * stride + t]);
+#pragma GCC unroll 8
+            for (int j = 0; j < N; j++)
+                a[g][j] += weight * fetch(value + j * LANES);
+        }
+    }
+#pragma GCC unroll 4
+    for (int g = 0; g < G; g++)
+#pragma GCC unroll 8
+        for (int j = 0; j < N; j++)
+            acc[g][j] = a[g][j];
+}
+
+/* Queries and what they see: row i has G query heads at q + i * qs over one key head, count[i] new keys beside the
+ * context, those named in seen + i * ss. All rows see the first `shared` keys. Results to out + i * os. */
+typedef struct {
+    const float *q;
+    const stored *keys, *values;
+    const int32_t *seen, *count;
+    float *out;
+    int64_t qs, ss, os, context, shared;
+} Queries;
+
+/* n rows, at most SHARE: all but the first find shared keys and values in the first-level cache. A row sums in order of
+ * position, and masked keys are not there at all: so a row of a tree sums as the same token decoded alone would.
+ * scores: room for [n, G, stride] */
+INLINE void attend(const int N, const int G, const Queries *of, int64_t n, float *scores, int64_t stride)
+{
+    const int64_t dim = LANES * N, whole = of->shared / LANES * LANES, context = of->context;
+    const stored *key[LANES];
+    v16 acc[SHARE][4][8];
+    float mass[SHARE][4];
+    for (int64_t first = 0; first < whole; first += LANES) {
+        for (int64_t j = 0; j < LANES; j++)
+            key[j] = of->keys + dim * (first + j);
+        for (int64_t i = 0; i < n; i++)
+            score(N, G, of->q + i * of->qs, key, scores + i * G * stride + first, stride);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t total = context + of->count[i];
+        const int32_t *seen = of->seen + i * of->ss;
+        float *own = scores + i * G * stride;
+        for (int64_t first = whole; first < total; first += LANES) {
+            for (int64_t j = 0; j < LANES; j++) /* past the end: the last again */
+                key[j] = of->keys + dim * place(first + j < total ? first + j : total - 1, context, seen);
+            score(N, G, of->q + i * of->qs, key, own + first, stride);
+        }
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++) {
+            mass[i][g] = soften(own + g * stride, total);
+#pragma GCC unroll 8
+            for (int j = 0; j < N; j++)
+                acc[i][g][j] = all(0);
+        }
+    }
+    for (int64_t first = 0; first < of->shared; first += TURN) {
+        const int64_t last = first + TURN < of->shared ? first + TURN : of->shared;
+        for (int64_t i = 0; i < n; i++)
+            weigh(N, G, scores + i * G * stride, stride, of->values, first, last, context, of->seen + i * of->ss, acc[i]);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        weigh(N, G, scores + i * G * stride, stride, of->values, of->shared, context + of->count[i], context,
+              of->seen + i * of->ss, acc[i]);
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++)
+#pragma GCC unroll 8
+            for (int j = 0; j < N; j++)
+                store(of->out + i * of->os + g * dim + j * LANES, acc[i][g][j] / mass[i][g]);
+    }
+}
+
+static void attend_some(int64_t n16, int64_t groups, const Queries *of, int64_t n, float *scores, int64_t stride)
 {
     switch (n16 * 8 + groups) {
-#define CASE(N, G) case N * 8 + G: attend(N, G, q, keys, values, context, seen, extra, scores, stride, out); break;
+#define CASE(N, G) case N * 8 + G: attend(N, G, of, n, scores, stride); break;
 #define CASES(N) CASE(N, 1) CASE(N, 2) CASE(N, 3) CASE(N, 4)
     CASES(1) CASES(2) CASES(4) CASES(8)
 #undef CASES
@@ -472,8 +577,8 @@ INLINE int64_t widest(const Model *m)
 int64_t scratch_size(const Model *m, int64_t n, int64_t capacity, int64_t masked, int64_t threads)
 {
     int64_t qkv = (m->heads + 2 * m->kv_heads) * m->dim, wide = m->heads * m->dim;
-    int64_t rows = n * (m->hidden * (1 + threads) + qkv + wide + m->inner + threads * widest(m));
-    return rows + threads * m->heads / m->kv_heads * (capacity + LANES) + n * (masked ? n + 1 : 2);
+    int64_t rows = n * (m->hidden * (1 + threads) + qkv + wide + m->inner + threads * widest(m)) + threads * LANES;
+    return rows + threads * SHARE * m->heads / m->kv_heads * (capacity + LANES) + n * (masked ? n + 1 : 2);
 }
 
 /* Final-norm hidden states [n, hidden] of x [n, hidden] at `positions`, whose rows go to `context`, … of the cache
@@ -486,8 +591,8 @@ void forward(const Model *m, const float *x, const int64_t *positions, int64_t n
     const int64_t qkv_size = wide + 2 * m->kv_heads * d, stride = capacity + LANES;
     float *residual = scratch, *qkv = residual + n * h, *attended = qkv + n * qkv_size;
     float *active = attended + n * wide, *normed = active + n * m->inner, *panels = normed + threads * n * h;
-    float *scores = panels + threads * n * widest(m);
-    int32_t *count = (int32_t *)(scores + threads * groups * stride), *seen = count + n;
+    float *scores = panels + threads * (n * widest(m) + LANES);
+    int32_t *count = (int32_t *)(scores + threads * SHARE * groups * stride), *seen = count + n;
     const float scale = 1.0f / sqrtf((float)d);
     memcpy(residual, x, n * h * sizeof(float));
     for (int64_t i = 0; i < n; i++) {
@@ -504,7 +609,8 @@ void forward(const Model *m, const float *x, const int64_t *positions, int64_t n
 #pragma omp parallel num_threads(threads)
     {
         const int me = omp_get_thread_num(), all_threads = omp_get_num_threads();
-        float *own = normed + me * n * h, *panel = panels + me * n * widest(m), *own_scores = scores + me * groups * stride;
+        float *own = normed + me * n * h, *panel = panels + me * (n * widest(m) + LANES);
+        float *own_scores = scores + me * SHARE * groups * stride;
         for (int64_t index = 0; index < m->depth; index++) {
             const Layer *l = m->layers + index;
             stored *keys = cache + (2 * index) * m->kv_heads * capacity * d, *values = keys + m->kv_heads * capacity * d;
@@ -524,13 +630,18 @@ void forward(const Model *m, const float *x, const int64_t *positions, int64_t n
                     keep(vector, d, keys + (key * capacity + context + i) * d);
             }
 #pragma omp barrier
-            int64_t items = n * m->kv_heads;
-            for (int64_t item = items * me / all_threads; item < items * (me + 1) / all_threads; item++) {
-                int64_t head = item / n, i = item % n, first = head * groups * d, offset = head * capacity * d;
-                for (int64_t g = 0; g < groups; g += 4)
-                    attend_some(d / LANES, groups - g < 4 ? groups - g : 4, qkv + i * qkv_size + first + g * d,
-                                keys + offset, values + offset, context, mask ? seen + i * n : seen, count[i],
-                                own_scores, stride, attended + i * wide + first + g * d);
+            int64_t items = n * m->kv_heads, item = items * me / all_threads, end = items * (me + 1) / all_threads;
+            while (item < end) { /* rows of one head, as many as share */
+                int64_t head = item / n, i = item % n, rows = n - i < end - item ? n - i : end - item;
+                rows = rows < SHARE ? rows : SHARE;
+                for (int64_t g = 0; g < groups; g += 4) {
+                    int64_t first = (head * groups + g) * d;
+                    Queries of = {qkv + i * qkv_size + first, keys + head * capacity * d, values + head * capacity * d,
+                                  mask ? seen + i * n : seen, count + i, attended + i * wide + first, qkv_size,
+                                  mask ? n : 0, wide, context, mask ? context : context + i + 1};
+                    attend_some(d / LANES, groups - g < 4 ? groups - g : 4, &of, rows, own_scores, stride);
+                }
+                item += rows;
             }
 #pragma omp barrier
             multiply(&l->out, attended, n, panel, residual, h, ADD, me, all_threads);
