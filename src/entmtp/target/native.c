@@ -24,9 +24,7 @@
 #define TURN 32  /* values in such a block */
 /* What memory is asked for, in elements before it is needed: into the second-level cache, past the pages that the
  * processor's own prefetching stops at. Into the first it would wait for a free line. */
-#ifndef AHEAD
-#define AHEAD 4096
-#endif
+#define AHEAD 2048
 #define ASK(p) __builtin_prefetch((p) + AHEAD, 0, 2)
 #define INLINE static inline __attribute__((always_inline))
 
@@ -154,20 +152,24 @@ INLINE void put(float *out, v16 value, int64_t room, int mode)
         out[j] = mode == ADD ? out[j] + value[j] : value[j];
 }
 
-/* A row's values of block b, to its row of the output. */
-INLINE void deliver(const Linear *l, int64_t b, v16 value, float *to, int mode)
+/* Block b of some rows' products, made [rows][LANES], to the rows of the output. */
+static void deliver(const Linear *l, int64_t b, const float *made, int64_t rows, float *out, int64_t os, int mode)
 {
-    int64_t column = column_of(l, b), gated = b / 2 * LANES;
-    if (mode != GATE)
-        put(to + column, value, l->out - column, mode);
-    else if (b % 2 == 0)
-        store(to + gated, value / (1.0f + vexp(-value)));
-    else
-        store(to + gated, load(to + gated) * value);
+    const int64_t column = column_of(l, b), gated = b / 2 * LANES;
+    for (int64_t r = 0; r < rows; r++, made += LANES, out += os) {
+        v16 value = load(made);
+        if (mode != GATE)
+            put(out + column, value, l->out - column, mode);
+        else if (b % 2 == 0)
+            store(out + gated, value / (1.0f + vexp(-value)));
+        else
+            store(out + gated, load(out + gated) * value);
+    }
 }
 
-/* C blocks of columns for R rows, x [depth, R]. Every element has one accumulator that takes the products in order of k. */
-INLINE void tile(const int R, const int C, const Linear *l, int64_t b, const float *x, float *out, int64_t os, int mode)
+/* C blocks of columns for R rows, x [depth, R]: made [C][R][LANES]. Every element has one accumulator that takes the
+ * products in order of k. */
+INLINE void tile(const int R, const int C, const Linear *l, int64_t b, const float *x, float *made)
 {
     const int64_t depth = filled(l->in), block = depth * LANES;
     const stored *w = l->weight + b * block;
@@ -202,7 +204,7 @@ INLINE void tile(const int R, const int C, const Linear *l, int64_t b, const flo
     for (int c = 0; c < C; c++)
 #pragma GCC unroll 24
         for (int r = 0; r < R; r++)
-            deliver(l, b + c, acc[r][c], out + r * os, mode);
+            store(made + (c * R + r) * LANES, acc[r][c]);
 }
 
 /* Rows of x [n, in] by tiles: [depth, rows] each, so that a tile reads one stream. Writes up to LANES floats further. */
@@ -315,9 +317,11 @@ static void multiply_unit(const Linear *l, const float *x, int64_t n, stored *pa
         v16 bias = l->bias ? load(l->bias + b * LANES) : all(0);
         for (int64_t t = 0; t < tiles; t += AT_ONCE) {
             int64_t count = tiles - t < AT_ONCE ? tiles - t : AT_ONCE, row = t * rows;
+            int64_t own = count * rows < n - row ? count * rows : n - row;
             unit_block(l->weight + b * depth * LANES, depth / DEEP, panel + row * depth, count, rows, made);
-            for (int64_t r = row; r < row + count * rows && r < n; r++)
-                deliver(l, b, load(made + (r - row) * LANES) + bias, out + r * os, mode);
+            for (int64_t r = 0; r < own; r++)
+                store(made + r * LANES, load(made + r * LANES) + bias);
+            deliver(l, b, made, own, out + row * os, os, mode);
         }
     }
     _tile_release();
@@ -328,9 +332,10 @@ int matrix_unit(void) { return 0; }
 
 /* This thread's share of the columns, for n rows; panel: room for [n, depth] and LANES more. Few rows take two blocks at
  * once; more take one, so that memory still delivers the next weights while all rows use these. */
-static void multiply(const Linear *l, const float *x, int64_t n, float *panel, float *out, int64_t os, int mode, int me,
-                     int threads)
+__attribute__((noinline, noclone)) static void multiply(const Linear *l, const float *x, int64_t n, float *panel,
+                                                        float *out, int64_t os, int mode, int me, int threads)
 {
+    float made[2 * WIDE * LANES] __attribute__((aligned(64)));
     int64_t pairs = blocks_of(l) / 2, first = 2 * (pairs * me / threads), last = 2 * (pairs * (me + 1) / threads);
     int64_t tiles = (n + WIDE - 1) / WIDE, step = n <= FEW ? 2 : 1, depth = filled(l->in);
 #ifdef UNIT
@@ -347,14 +352,15 @@ static void multiply(const Linear *l, const float *x, int64_t n, float *panel, f
         for (int64_t t = 0; t < tiles; t++) {
             int64_t row = n * t / tiles, rows = n * (t + 1) / tiles - row;
             const float *from = x + row * depth;
-            float *to = out + row * os;
             switch (step * 32 + rows) {
-#define CASE(R, C) case C * 32 + R: tile(R, C, l, b, from, to, os, mode); break;
+#define CASE(R, C) case C * 32 + R: tile(R, C, l, b, from, made); break;
             CASE(1, 2) CASE(2, 2) CASE(3, 2) CASE(4, 2) CASE(5, 2) CASE(6, 2) CASE(7, 2) CASE(8, 2) CASE(9, 2)
             CASE(10, 2) CASE(11, 2) CASE(12, 2) CASE(12, 1) CASE(13, 1) CASE(14, 1) CASE(15, 1) CASE(16, 1) CASE(17, 1)
             CASE(18, 1) CASE(19, 1) CASE(20, 1) CASE(21, 1) CASE(22, 1) CASE(23, 1) CASE(24, 1)
 #undef CASE
             }
+            for (int64_t c = 0; c < step; c++)
+                deliver(l, b + c, made + c * rows * LANES, rows, out + row * os, os, mode);
         }
 }
 
@@ -426,7 +432,7 @@ INLINE void keep(const float *x, int64_t dim, stored *row)
 }
 
 /* Scores of G query heads, q [G, 16 N], over sixteen keys: scores [G, stride] */
-INLINE void score(const int N, const int G, const float *q, const stored *const key[LANES], float *scores, int64_t stride)
+INLINE void score(const int N, const int G, const float *q, const stored *const *key, float *scores, int64_t stride)
 {
     const int64_t dim = LANES * N;
 #pragma GCC unroll 4
@@ -470,16 +476,16 @@ INLINE int64_t place(int64_t t, int64_t context, const int32_t *seen)
     return t < context ? t : context + seen[t - context];
 }
 
-/* Adds values first .. last, weighted, to acc [G, N]. */
+/* Adds values first .. last, weighted, to acc [G][N]. */
 INLINE void weigh(const int N, const int G, const float *weights, int64_t stride, const stored *values, int64_t first,
-                  int64_t last, int64_t context, const int32_t *seen, v16 acc[4][8])
+                  int64_t last, int64_t context, const int32_t *seen, v16 *acc)
 {
     v16 a[4][8];
 #pragma GCC unroll 4
     for (int g = 0; g < G; g++)
 #pragma GCC unroll 8
         for (int j = 0; j < N; j++)
-            a[g][j] = acc[g][j];
+            a[g][j] = acc[g * N + j];
     for (int64_t t = first; t < last; t++) {
         const stored *value = values + LANES * N * place(t, context, seen);
 #pragma GCC unroll 4
@@ -494,7 +500,34 @@ INLINE void weigh(const int N, const int G, const float *weights, int64_t stride
     for (int g = 0; g < G; g++)
 #pragma GCC unroll 8
         for (int j = 0; j < N; j++)
-            acc[g][j] = a[g][j];
+            acc[g * N + j] = a[g][j];
+}
+
+/* Both for heads of 16 N numbers, G query heads a key head. */
+typedef struct {
+    void (*score)(const float *, const stored *const *, float *, int64_t);
+    void (*weigh)(const float *, int64_t, const stored *, int64_t, int64_t, int64_t, const int32_t *, v16 *);
+} Kernels;
+
+#define EACH(DO) DO(1, 1) DO(1, 2) DO(1, 3) DO(1, 4) DO(2, 1) DO(2, 2) DO(2, 3) DO(2, 4) \
+                 DO(4, 1) DO(4, 2) DO(4, 3) DO(4, 4) DO(8, 1) DO(8, 2) DO(8, 3) DO(8, 4)
+#define DEFINE(N, G)                                                                                                   \
+    static void score_##N##_##G(const float *q, const stored *const *key, float *scores, int64_t stride)               \
+    {                                                                                                                  \
+        score(N, G, q, key, scores, stride);                                                                           \
+    }                                                                                                                  \
+    static void weigh_##N##_##G(const float *weights, int64_t stride, const stored *values, int64_t first,             \
+                                int64_t last, int64_t context, const int32_t *seen, v16 *acc)                          \
+    {                                                                                                                  \
+        weigh(N, G, weights, stride, values, first, last, context, seen, acc);                                         \
+    }
+EACH(DEFINE)
+#define ENTRY(N, G) {score_##N##_##G, weigh_##N##_##G},
+static const Kernels KERNELS[] = {EACH(ENTRY)};
+
+static const Kernels *kernels_for(int64_t n, int64_t groups)
+{
+    return KERNELS + (n == 1 ? 0 : n == 2 ? 4 : n == 4 ? 8 : 12) + groups - 1;
 }
 
 /* Queries and what they see: row i has G query heads at q + i * qs over one key head, count[i] new keys beside the
@@ -510,17 +543,18 @@ typedef struct {
 /* n rows, at most SHARE: all but the first find shared keys and values in the first-level cache. A row sums in order of
  * position, and masked keys are not there at all: so a row of a tree sums as the same token decoded alone would.
  * scores: room for [n, G, stride] */
-INLINE void attend(const int N, const int G, const Queries *of, int64_t n, float *scores, int64_t stride)
+static void attend(int64_t N, int64_t G, const Queries *of, int64_t n, float *scores, int64_t stride)
 {
+    const Kernels *with = kernels_for(N, G);
     const int64_t dim = LANES * N, whole = of->shared / LANES * LANES, context = of->context;
     const stored *key[LANES];
-    v16 acc[SHARE][4][8];
+    v16 acc[SHARE][4 * 8];
     float mass[SHARE][4];
     for (int64_t first = 0; first < whole; first += LANES) {
         for (int64_t j = 0; j < LANES; j++)
             key[j] = of->keys + dim * (first + j);
         for (int64_t i = 0; i < n; i++)
-            score(N, G, of->q + i * of->qs, key, scores + i * G * stride + first, stride);
+            with->score(of->q + i * of->qs, key, scores + i * G * stride + first, stride);
     }
     for (int64_t i = 0; i < n; i++) {
         const int64_t total = context + of->count[i];
@@ -529,40 +563,23 @@ INLINE void attend(const int N, const int G, const Queries *of, int64_t n, float
         for (int64_t first = whole; first < total; first += LANES) {
             for (int64_t j = 0; j < LANES; j++) /* past the end: the last again */
                 key[j] = of->keys + dim * place(first + j < total ? first + j : total - 1, context, seen);
-            score(N, G, of->q + i * of->qs, key, own + first, stride);
+            with->score(of->q + i * of->qs, key, own + first, stride);
         }
-#pragma GCC unroll 4
-        for (int g = 0; g < G; g++) {
+        for (int64_t g = 0; g < G; g++)
             mass[i][g] = soften(own + g * stride, total);
-#pragma GCC unroll 8
-            for (int j = 0; j < N; j++)
-                acc[i][g][j] = all(0);
-        }
+        for (int64_t j = 0; j < G * N; j++)
+            acc[i][j] = all(0);
     }
     for (int64_t first = 0; first < of->shared; first += TURN) {
         const int64_t last = first + TURN < of->shared ? first + TURN : of->shared;
         for (int64_t i = 0; i < n; i++)
-            weigh(N, G, scores + i * G * stride, stride, of->values, first, last, context, of->seen + i * of->ss, acc[i]);
+            with->weigh(scores + i * G * stride, stride, of->values, first, last, context, of->seen + i * of->ss, acc[i]);
     }
     for (int64_t i = 0; i < n; i++) {
-        weigh(N, G, scores + i * G * stride, stride, of->values, of->shared, context + of->count[i], context,
-              of->seen + i * of->ss, acc[i]);
-#pragma GCC unroll 4
-        for (int g = 0; g < G; g++)
-#pragma GCC unroll 8
-            for (int j = 0; j < N; j++)
-                store(of->out + i * of->os + g * dim + j * LANES, acc[i][g][j] / mass[i][g]);
-    }
-}
-
-static void attend_some(int64_t n16, int64_t groups, const Queries *of, int64_t n, float *scores, int64_t stride)
-{
-    switch (n16 * 8 + groups) {
-#define CASE(N, G) case N * 8 + G: attend(N, G, of, n, scores, stride); break;
-#define CASES(N) CASE(N, 1) CASE(N, 2) CASE(N, 3) CASE(N, 4)
-    CASES(1) CASES(2) CASES(4) CASES(8)
-#undef CASES
-#undef CASE
+        with->weigh(scores + i * G * stride, stride, of->values, of->shared, context + of->count[i], context,
+                    of->seen + i * of->ss, acc[i]);
+        for (int64_t j = 0; j < G * N; j++)
+            store(of->out + i * of->os + j * LANES, acc[i][j] / mass[i][j / N]);
     }
 }
 
@@ -639,7 +656,7 @@ void forward(const Model *m, const float *x, const int64_t *positions, int64_t n
                     Queries of = {qkv + i * qkv_size + first, keys + head * capacity * d, values + head * capacity * d,
                                   mask ? seen + i * n : seen, count + i, attended + i * wide + first, qkv_size,
                                   mask ? n : 0, wide, context, mask ? context : context + i + 1};
-                    attend_some(d / LANES, groups - g < 4 ? groups - g : 4, &of, rows, own_scores, stride);
+                    attend(d / LANES, groups - g < 4 ? groups - g : 4, &of, rows, own_scores, stride);
                 }
                 item += rows;
             }
