@@ -299,20 +299,12 @@ static void unit_block(const stored *w, int64_t deep, const stored *x, int64_t t
         _tile_stored(3, made + 3 * rows * LANES, 64);
 }
 
-/* As `multiply`, by the matrix unit: x is rounded to bfloat16. */
-static void multiply_unit(const Linear *l, const float *x, int64_t n, stored *panel, float *out, int64_t os, int mode,
-                          int64_t first, int64_t last)
+/* Blocks first .. last by the matrix unit; panel as `arrange_halves` made it, for tiles of `rows` rows. */
+static void unit_columns(const Linear *l, int64_t n, const stored *panel, int64_t tiles, int64_t rows, float *out,
+                         int64_t os, int mode, int64_t first, int64_t last)
 {
-    const int64_t depth = filled(l->in), tiles = (n + HEIGHT - 1) / HEIGHT, rows = (n + tiles - 1) / tiles;
-    struct { uint8_t palette, start, unused[14]; uint16_t bytes[16]; uint8_t rows[16]; } shape = {.palette = 1};
+    const int64_t depth = filled(l->in);
     float made[AT_ONCE * HEIGHT * LANES] __attribute__((aligned(64)));
-    for (int t = 0; t < 8; t++) {
-        shape.bytes[t] = 64;
-        shape.rows[t] = t == 4 ? DEEP / PAIR : rows;
-    }
-    arrange_halves(x, n, l->in, tiles, rows, panel);
-    __asm__ volatile("" ::: "memory"); /* gcc's tile loads do not say that they read memory */
-    _tile_loadconfig(&shape);
     for (int64_t b = first; b < last; b++) {
         v16 bias = l->bias ? load(l->bias + b * LANES) : all(0);
         for (int64_t t = 0; t < tiles; t += AT_ONCE) {
@@ -324,34 +316,34 @@ static void multiply_unit(const Linear *l, const float *x, int64_t n, stored *pa
             deliver(l, b, made, own, out + row * os, os, mode);
         }
     }
-    _tile_release();
+}
+
+/* Tile registers of `rows` rows, but for the weights'. */
+static void unit_begin(int64_t rows)
+{
+    struct { uint8_t palette, start, unused[14]; uint16_t bytes[16]; uint8_t rows[16]; } shape = {.palette = 1};
+    for (int t = 0; t < 8; t++) {
+        shape.bytes[t] = 64;
+        shape.rows[t] = t == 4 ? DEEP / PAIR : rows;
+    }
+    __asm__ volatile("" ::: "memory"); /* gcc's tile instructions do not say what memory they read */
+    _tile_loadconfig(&shape);
 }
 #else
 int matrix_unit(void) { return 0; }
 #endif
 
-/* This thread's share of the columns, for n rows; panel: room for [n, depth] and LANES more. Few rows take two blocks at
- * once; more take one, so that memory still delivers the next weights while all rows use these. */
-__attribute__((noinline, noclone)) static void multiply(const Linear *l, const float *x, int64_t n, float *panel,
-                                                        float *out, int64_t os, int mode, int me, int threads)
+/* Blocks first .. last; panel as `arrange` made it, or one row. Few rows take two blocks at once; more take one, so that
+ * memory still delivers the next weights while all rows use these. */
+static void columns(const Linear *l, int64_t n, const float *panel, int64_t tiles, float *out, int64_t os, int mode,
+                    int64_t first, int64_t last)
 {
+    const int64_t depth = filled(l->in), step = n <= FEW ? 2 : 1;
     float made[2 * WIDE * LANES] __attribute__((aligned(64)));
-    int64_t pairs = blocks_of(l) / 2, first = 2 * (pairs * me / threads), last = 2 * (pairs * (me + 1) / threads);
-    int64_t tiles = (n + WIDE - 1) / WIDE, step = n <= FEW ? 2 : 1, depth = filled(l->in);
-#ifdef UNIT
-    if (l->unit) {
-        multiply_unit(l, x, n, (stored *)panel, out, os, mode, first, last);
-        return;
-    }
-#endif
-    if (n > 1 || depth > l->in) {
-        arrange(x, n, l->in, tiles, panel);
-        x = panel;
-    }
     for (int64_t b = first; b < last; b += step)
         for (int64_t t = 0; t < tiles; t++) {
             int64_t row = n * t / tiles, rows = n * (t + 1) / tiles - row;
-            const float *from = x + row * depth;
+            const float *from = panel + row * depth;
             switch (step * 32 + rows) {
 #define CASE(R, C) case C * 32 + R: tile(R, C, l, b, from, made); break;
             CASE(1, 2) CASE(2, 2) CASE(3, 2) CASE(4, 2) CASE(5, 2) CASE(6, 2) CASE(7, 2) CASE(8, 2) CASE(9, 2)
@@ -364,12 +356,48 @@ __attribute__((noinline, noclone)) static void multiply(const Linear *l, const f
         }
 }
 
+/* This thread's columns, for n rows; panel: room for [n, depth] and LANES more. Most columns are shared out beforehand, in
+ * long streams; the last of them go to whichever thread is free: `taken` counts these, from 0. */
+static void multiply(const Linear *l, const float *x, int64_t n, float *panel, float *out, int64_t os, int mode, int me,
+                     int threads, int32_t *taken)
+{
+    const int64_t pairs = blocks_of(l) / 2, own = threads > 1 ? pairs * 3 / (4 * threads) : pairs, depth = filled(l->in);
+    int64_t tiles = (n + WIDE - 1) / WIDE, rows = 0, next = own * me, count = own;
+#ifdef UNIT
+    if (l->unit) {
+        tiles = (n + HEIGHT - 1) / HEIGHT;
+        rows = (n + tiles - 1) / tiles;
+        arrange_halves(x, n, l->in, tiles, rows, (stored *)panel);
+        unit_begin(rows);
+    } else
+#endif
+    if (n > 1 || depth > l->in) {
+        arrange(x, n, l->in, tiles, panel);
+        x = panel;
+    }
+    for (; next < pairs; count = 1) {
+#ifdef UNIT
+        if (l->unit)
+            unit_columns(l, n, (stored *)panel, tiles, rows, out, os, mode, 2 * next, 2 * (next + count));
+        else
+#endif
+            columns(l, n, x, tiles, out, os, mode, 2 * next, 2 * (next + count));
+        next = threads > 1 ? own * threads + __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED) : pairs;
+    }
+#ifdef UNIT
+    if (l->unit)
+        _tile_release();
+#endif
+    (void)rows;
+}
+
 void linear(const Linear *l, const float *x, int64_t n, float *out, int64_t threads)
 {
+    int32_t taken = 0;
 #pragma omp parallel num_threads(threads)
     {
         float *panel = malloc((n * filled(l->in) + LANES) * sizeof(float));
-        multiply(l, x, n, panel, out, l->out, STORE, omp_get_thread_num(), omp_get_num_threads());
+        multiply(l, x, n, panel, out, l->out, STORE, omp_get_thread_num(), omp_get_num_threads(), &taken);
         free(panel);
     }
 }
@@ -431,8 +459,8 @@ INLINE void keep(const float *x, int64_t dim, stored *row)
         row[j] = rounded(x[j]);
 }
 
-/* Scores of G query heads, q [G, 16 N], over sixteen keys: scores [G, stride] */
-INLINE void score(const int N, const int G, const float *q, const stored *const *key, float *scores, int64_t stride)
+/* Scores of G query heads, q [G, 16 N], over sixteen keys [16, 16 N]: scores [G, stride] */
+INLINE void score(const int N, const int G, const float *q, const float *keys, float *scores, int64_t stride)
 {
     const int64_t dim = LANES * N;
 #pragma GCC unroll 4
@@ -440,10 +468,10 @@ INLINE void score(const int N, const int G, const float *q, const stored *const 
         v16 s[LANES];
 #pragma GCC unroll 16
         for (int i = 0; i < LANES; i++) {
-            s[i] = load(q + g * dim) * fetch(key[i]);
+            s[i] = load(q + g * dim) * load(keys + i * dim);
 #pragma GCC unroll 8
             for (int j = 1; j < N; j++)
-                s[i] += load(q + g * dim + j * LANES) * fetch(key[i] + j * LANES);
+                s[i] += load(q + g * dim + j * LANES) * load(keys + i * dim + j * LANES);
         }
         store(scores + g * stride, sums(s));
     }
@@ -470,15 +498,9 @@ INLINE float soften(float *own, int64_t total)
     return sum(mass);
 }
 
-/* Where the t-th visible row lies: those of the context, then the new ones that are seen. */
-INLINE int64_t place(int64_t t, int64_t context, const int32_t *seen)
-{
-    return t < context ? t : context + seen[t - context];
-}
-
-/* Adds values first .. last, weighted, to acc [G][N]. */
-INLINE void weigh(const int N, const int G, const float *weights, int64_t stride, const stored *values, int64_t first,
-                  int64_t last, int64_t context, const int32_t *seen, v16 *acc)
+/* Adds `count` values [count, 16 N], weighted, to acc [G][N]. */
+INLINE void weigh(const int N, const int G, const float *weights, int64_t stride, const float *values, int64_t count,
+                  v16 *acc)
 {
     v16 a[4][8];
 #pragma GCC unroll 4
@@ -486,14 +508,13 @@ INLINE void weigh(const int N, const int G, const float *weights, int64_t stride
 #pragma GCC unroll 8
         for (int j = 0; j < N; j++)
             a[g][j] = acc[g * N + j];
-    for (int64_t t = first; t < last; t++) {
-        const stored *value = values + LANES * N * place(t, context, seen);
+    for (int64_t t = 0; t < count; t++, values += LANES * N) {
 #pragma GCC unroll 4
         for (int g = 0; g < G; g++) {
             v16 weight = all(weights[g * stride + t]);
 #pragma GCC unroll 8
             for (int j = 0; j < N; j++)
-                a[g][j] += weight * fetch(value + j * LANES);
+                a[g][j] += weight * load(values + j * LANES);
         }
     }
 #pragma GCC unroll 4
@@ -505,21 +526,20 @@ INLINE void weigh(const int N, const int G, const float *weights, int64_t stride
 
 /* Both for heads of 16 N numbers, G query heads a key head. */
 typedef struct {
-    void (*score)(const float *, const stored *const *, float *, int64_t);
-    void (*weigh)(const float *, int64_t, const stored *, int64_t, int64_t, int64_t, const int32_t *, v16 *);
+    void (*score)(const float *, const float *, float *, int64_t);
+    void (*weigh)(const float *, int64_t, const float *, int64_t, v16 *);
 } Kernels;
 
 #define EACH(DO) DO(1, 1) DO(1, 2) DO(1, 3) DO(1, 4) DO(2, 1) DO(2, 2) DO(2, 3) DO(2, 4) \
                  DO(4, 1) DO(4, 2) DO(4, 3) DO(4, 4) DO(8, 1) DO(8, 2) DO(8, 3) DO(8, 4)
 #define DEFINE(N, G)                                                                                                   \
-    static void score_##N##_##G(const float *q, const stored *const *key, float *scores, int64_t stride)               \
+    static void score_##N##_##G(const float *q, const float *keys, float *scores, int64_t stride)                      \
     {                                                                                                                  \
-        score(N, G, q, key, scores, stride);                                                                           \
+        score(N, G, q, keys, scores, stride);                                                                          \
     }                                                                                                                  \
-    static void weigh_##N##_##G(const float *weights, int64_t stride, const stored *values, int64_t first,             \
-                                int64_t last, int64_t context, const int32_t *seen, v16 *acc)                          \
+    static void weigh_##N##_##G(const float *weights, int64_t stride, const float *values, int64_t count, v16 *acc)    \
     {                                                                                                                  \
-        weigh(N, G, weights, stride, values, first, last, context, seen, acc);                                         \
+        weigh(N, G, weights, stride, values, count, acc);                                                              \
     }
 EACH(DEFINE)
 #define ENTRY(N, G) {score_##N##_##G, weigh_##N##_##G},
@@ -540,44 +560,70 @@ typedef struct {
     int64_t qs, ss, os, context, shared;
 } Queries;
 
+/* `size` stored numbers as float32, in `room` if need be */
+INLINE const float *unpacked(const stored *from, int64_t size, float *room)
+{
+#ifdef HALF
+    for (int64_t i = 0; i < size; i += LANES)
+        store(room + i, fetch(from + i));
+    return room;
+#else
+    (void)size, (void)room;
+    return from;
+#endif
+}
+
+/* The visible keys or values number first, … of a row, into `room` [count, dim]: the context's, then the new ones it sees. */
+INLINE void gather(const stored *from, int64_t first, int64_t count, int64_t dim, int64_t context, const int32_t *seen,
+                   float *room)
+{
+    for (int64_t t = first; t < first + count; t++, room += dim) {
+        const stored *row = from + dim * (t < context ? t : context + seen[t - context]);
+        for (int64_t j = 0; j < dim; j += LANES)
+            store(room + j, fetch(row + j));
+    }
+}
+
 /* n rows, at most SHARE: all but the first find shared keys and values in the first-level cache. A row sums in order of
  * position, and masked keys are not there at all: so a row of a tree sums as the same token decoded alone would.
  * scores: room for [n, G, stride] */
 static void attend(int64_t N, int64_t G, const Queries *of, int64_t n, float *scores, int64_t stride)
 {
     const Kernels *with = kernels_for(N, G);
-    const int64_t dim = LANES * N, whole = of->shared / LANES * LANES, context = of->context;
-    const stored *key[LANES];
+    const int64_t dim = LANES * N, whole = of->shared / LANES * LANES, context = of->context, size = G * stride;
+    float room[TURN * LANES * 8] __attribute__((aligned(64)));
     v16 acc[SHARE][4 * 8];
     float mass[SHARE][4];
     for (int64_t first = 0; first < whole; first += LANES) {
-        for (int64_t j = 0; j < LANES; j++)
-            key[j] = of->keys + dim * (first + j);
+        const float *keys = unpacked(of->keys + dim * first, dim * LANES, room);
         for (int64_t i = 0; i < n; i++)
-            with->score(of->q + i * of->qs, key, scores + i * G * stride + first, stride);
+            with->score(of->q + i * of->qs, keys, scores + i * size + first, stride);
     }
     for (int64_t i = 0; i < n; i++) {
         const int64_t total = context + of->count[i];
-        const int32_t *seen = of->seen + i * of->ss;
-        float *own = scores + i * G * stride;
-        for (int64_t first = whole; first < total; first += LANES) {
-            for (int64_t j = 0; j < LANES; j++) /* past the end: the last again */
-                key[j] = of->keys + dim * place(first + j < total ? first + j : total - 1, context, seen);
-            with->score(of->q + i * of->qs, key, own + first, stride);
+        for (int64_t first = whole; first < total; first += LANES) { /* past the end: scores that are overwritten */
+            int64_t count = total - first < LANES ? total - first : LANES;
+            gather(of->keys, first, count, dim, context, of->seen + i * of->ss, room);
+            with->score(of->q + i * of->qs, room, scores + i * size + first, stride);
         }
         for (int64_t g = 0; g < G; g++)
-            mass[i][g] = soften(own + g * stride, total);
+            mass[i][g] = soften(scores + i * size + g * stride, total);
         for (int64_t j = 0; j < G * N; j++)
             acc[i][j] = all(0);
     }
     for (int64_t first = 0; first < of->shared; first += TURN) {
-        const int64_t last = first + TURN < of->shared ? first + TURN : of->shared;
+        const int64_t count = of->shared - first < TURN ? of->shared - first : TURN;
+        const float *values = unpacked(of->values + dim * first, dim * count, room);
         for (int64_t i = 0; i < n; i++)
-            with->weigh(scores + i * G * stride, stride, of->values, first, last, context, of->seen + i * of->ss, acc[i]);
+            with->weigh(scores + i * size + first, stride, values, count, acc[i]);
     }
     for (int64_t i = 0; i < n; i++) {
-        with->weigh(scores + i * G * stride, stride, of->values, of->shared, context + of->count[i], context,
-                    of->seen + i * of->ss, acc[i]);
+        const int64_t total = context + of->count[i];
+        for (int64_t first = of->shared; first < total; first += TURN) {
+            int64_t count = total - first < TURN ? total - first : TURN;
+            gather(of->values, first, count, dim, context, of->seen + i * of->ss, room);
+            with->weigh(scores + i * size + first, stride, room, count, acc[i]);
+        }
         for (int64_t j = 0; j < G * N; j++)
             store(of->out + i * of->os + j * LANES, acc[i][j] / mass[i][j / N]);
     }
@@ -595,7 +641,8 @@ int64_t scratch_size(const Model *m, int64_t n, int64_t capacity, int64_t masked
 {
     int64_t qkv = (m->heads + 2 * m->kv_heads) * m->dim, wide = m->heads * m->dim;
     int64_t rows = n * (m->hidden * (1 + threads) + qkv + wide + m->inner + threads * widest(m)) + threads * LANES;
-    return rows + threads * SHARE * m->heads / m->kv_heads * (capacity + LANES) + n * (masked ? n + 1 : 2);
+    return rows + threads * SHARE * m->heads / m->kv_heads * (capacity + LANES) + n * (masked ? n + 1 : 2)
+           + 4 * m->depth;
 }
 
 /* Final-norm hidden states [n, hidden] of x [n, hidden] at `positions`, whose rows go to `context`, … of the cache
@@ -609,9 +656,10 @@ void forward(const Model *m, const float *x, const int64_t *positions, int64_t n
     float *residual = scratch, *qkv = residual + n * h, *attended = qkv + n * qkv_size;
     float *active = attended + n * wide, *normed = active + n * m->inner, *panels = normed + threads * n * h;
     float *scores = panels + threads * (n * widest(m) + LANES);
-    int32_t *count = (int32_t *)(scores + threads * SHARE * groups * stride), *seen = count + n;
+    int32_t *count = (int32_t *)(scores + threads * SHARE * groups * stride), *seen = count + n, *taken = seen + (mask ? n * n : n);
     const float scale = 1.0f / sqrtf((float)d);
     memcpy(residual, x, n * h * sizeof(float));
+    memset(taken, 0, 4 * m->depth * sizeof(int32_t));
     for (int64_t i = 0; i < n; i++) {
         if (!mask) { /* all rows share one list */
             seen[i] = (int32_t)i;
@@ -630,9 +678,10 @@ void forward(const Model *m, const float *x, const int64_t *positions, int64_t n
         float *own_scores = scores + me * SHARE * groups * stride;
         for (int64_t index = 0; index < m->depth; index++) {
             const Layer *l = m->layers + index;
+            int32_t *left = taken + 4 * index;
             stored *keys = cache + (2 * index) * m->kv_heads * capacity * d, *values = keys + m->kv_heads * capacity * d;
             norm(residual, l->norm1, n, h, (float)m->eps, own);
-            multiply(&l->qkv, own, n, panel, qkv, qkv_size, STORE, me, all_threads);
+            multiply(&l->qkv, own, n, panel, qkv, qkv_size, STORE, me, all_threads, left);
 #pragma omp barrier
             int64_t vectors = qkv_size / d;
             for (int64_t item = n * vectors * me / all_threads; item < n * vectors * (me + 1) / all_threads; item++) {
@@ -661,12 +710,12 @@ void forward(const Model *m, const float *x, const int64_t *positions, int64_t n
                 item += rows;
             }
 #pragma omp barrier
-            multiply(&l->out, attended, n, panel, residual, h, ADD, me, all_threads);
+            multiply(&l->out, attended, n, panel, residual, h, ADD, me, all_threads, left + 1);
 #pragma omp barrier
             norm(residual, l->norm2, n, h, (float)m->eps, own);
-            multiply(&l->up, own, n, panel, active, m->inner, GATE, me, all_threads);
+            multiply(&l->up, own, n, panel, active, m->inner, GATE, me, all_threads, left + 2);
 #pragma omp barrier
-            multiply(&l->down, active, n, panel, residual, h, ADD, me, all_threads);
+            multiply(&l->down, active, n, panel, residual, h, ADD, me, all_threads, left + 3);
 #pragma omp barrier
         }
         for (int64_t i = n * me / all_threads; i < n * (me + 1) / all_threads; i++)
