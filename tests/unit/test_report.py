@@ -145,6 +145,12 @@ def test_verdicts_are_counted_and_listed(page, summary):
     assert verdict_counts(failed)["lossless"] == {"exact": 7, "fail": 1}
 
 
+def test_a_report_without_the_replay_page_does_not_point_to_it(tmp_path):
+    summary = fixture.summary()
+    write_report(tmp_path / "r.html", summary, [], {}, read_captions(CAPTIONED), "", replay=False)
+    assert not any("replay" in value for value in addresses(Page((tmp_path / "r.html").read_text()).root))
+
+
 def test_values_are_escaped(run):
     text = (run / "report.html").read_text()
     assert "test &lt;cpu&gt; &amp; co" in text and "test <cpu>" not in text
@@ -238,3 +244,4 @@ def test_notebook_runs_on_any_results(tmp_path, monkeypatch, tasks, policies):
         o for cell in book.cells if cell.cell_type == "code" for o in cell.outputs if "image/png" in o.get("data", {})
     ]
     assert len(pictures) >= 4
+

@@ -76,8 +76,13 @@ def make_figures(
         draw.save_figure(figure, Path(out) / "figures" / name)
 
 
-def make_report(run: str | Path, out: str | Path, summary_path: str | Path | None = None) -> None:
-    """Write `<out>/report.html` from summary.json, config.yaml (of `run`) and the PNGs under `<out>/figures`."""
+def make_report(
+    run: str | Path, out: str | Path, summary_path: str | Path | None = None, replay: bool = True
+) -> None:
+    """Write `<out>/report.html` from summary.json, config.yaml (of `run`) and the PNGs under `<out>/figures`.
+
+    `replay`: whether the page of `make_replay_page` will lie beside it.
+    """
     summary = read_json(summary_path or Path(run) / "summary.json")
     config = Path(run) / "config.yaml"
     try:
@@ -86,7 +91,7 @@ def make_report(run: str | Path, out: str | Path, summary_path: str | Path | Non
         raise EntmtpError(f"{config}: no such file") from error
     figures = {name: Path(out) / "figures" / f"{name}.png" for name in FIGURES}
     tables = build_tables(summary["rows"])
-    write_report(Path(out) / "report.html", summary, tables, figures, read_captions(CAPTIONED), config_yaml)
+    write_report(Path(out) / "report.html", summary, tables, figures, read_captions(CAPTIONED), config_yaml, replay)
 
 
 def make_replay_page(run: str | Path, out: str | Path) -> None:

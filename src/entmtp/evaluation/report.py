@@ -89,11 +89,12 @@ def write_report(
     figures: dict[str, str | Path],
     captions: dict[str, str],
     config_yaml: str,
+    replay: bool = True,
 ) -> None:
     """Write the page. `figures` maps a name of FIGURES to its PNG, which is embedded; nothing is loaded from outside.
 
-    Beside the page its link to the replayed generation expects replay_generation.html. Raises EntmtpError for a
-    missing figure or caption.
+    `replay`: whether replay_generation.html will lie beside it, to be linked. Raises EntmtpError for a missing figure
+    or caption.
     """
     missing = [name for name in [*figures, *(table.name for table in tables), *PAGE_TABLES] if name not in captions]
     if missing:
@@ -122,4 +123,5 @@ def write_report(
         config_yaml=config_yaml,
         paper=paper,
         filters=filters,
+        replay=replay,
     )
