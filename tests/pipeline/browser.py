@@ -127,7 +127,9 @@ class Browser:
             f"""(() => {{
                 const element = document.querySelector({chosen});
                 element.scrollIntoView({{block: "center", inline: "center", behavior: "instant"}});
-                const box = element.getClientRects()[0], x = box.x + box.width / 2, y = box.y + box.height / 2;
+                const widest = (a, b) => b.width > a.width ? b : a;  // of the lines that it is broken into
+                const box = [...element.getClientRects()].reduce(widest);
+                const x = box.x + box.width / 2, y = box.y + box.height / 2;
                 return [x, y, element.contains(document.elementFromPoint(x, y))];
             }})()"""
         )
