@@ -1,4 +1,4 @@
-"""The page that replays a generation, read without a browser: its texts, its numbers, and that nothing can break out."""
+"""The page that replays a generation, read without a browser: its texts, its numbers, and no way to break out."""
 
 import json
 

@@ -114,7 +114,7 @@ def test_rows_of_the_other_tables_are_the_summarys(page, summary):
 
 def test_every_row_tells_the_filter_where_it_belongs(page):
     boxes = [(one.attributes["name"], one.attributes["value"]) for one in page.all("input")]
-    names = fixture.POLICIES + ["paper"]
+    names = [*fixture.POLICIES, "paper"]
     assert boxes == [("task", task) for task in fixture.TASKS] + [("policy", policy) for policy in names]
     rows = [one for one in page.all("tr") if "data-task" in one.attributes]
     assert {one.attributes["data-task"] for one in rows} == {*fixture.TASKS, "*"}
@@ -244,4 +244,3 @@ def test_notebook_runs_on_any_results(tmp_path, monkeypatch, tasks, policies):
         o for cell in book.cells if cell.cell_type == "code" for o in cell.outputs if "image/png" in o.get("data", {})
     ]
     assert len(pictures) >= 4
-

@@ -1,4 +1,4 @@
-"""Tables as the HTML pages show them: what a cell says, what it sorts by, and which task and policy a row belongs to."""
+"""Tables as the HTML pages show them: what a cell says, what it sorts by, the task and policy a row belongs to."""
 
 from dataclasses import dataclass
 

@@ -76,9 +76,7 @@ def make_figures(
         draw.save_figure(figure, Path(out) / "figures" / name)
 
 
-def make_report(
-    run: str | Path, out: str | Path, summary_path: str | Path | None = None, replay: bool = True
-) -> None:
+def make_report(run: str | Path, out: str | Path, summary_path: str | Path | None = None, replay: bool = True) -> None:
     """Write `<out>/report.html` from summary.json, config.yaml (of `run`) and the PNGs under `<out>/figures`.
 
     `replay`: whether the page of `make_replay_page` will lie beside it.

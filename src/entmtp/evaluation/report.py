@@ -52,7 +52,9 @@ def verdicts(checks: dict[str, dict]) -> list[dict]:
 def verdict_counts(rows: list[dict]) -> dict[str, dict[str, int]]:
     """{"lossless" | "replay": {verdict: how many of `verdicts`' rows}}; n/a (plain decoding itself) is left out."""
     counted = {check: Counter(row[check]["verdict"] for row in rows) for check in ("lossless", "replay")}
-    return {check: {name: count for name, count in counts.items() if name != "n/a"} for check, counts in counted.items()}
+    return {
+        check: {name: count for name, count in counts.items() if name != "n/a"} for check, counts in counted.items()
+    }
 
 
 def flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
