@@ -264,6 +264,15 @@ class SweepConfig:
 
 
 @dataclass
+class ReplayedConfig:
+    """The generation that replay_generation.html shows; null: chosen from the bench (evaluation/generation.py)."""
+
+    task: str | None = None
+    policy: str | None = None
+    prompt_id: str | None = None
+
+
+@dataclass
 class Config:
     experiment: str = "quick"
     tasks: list[str] = field(default_factory=list)
@@ -296,3 +305,4 @@ class Config:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     plot: PlotConfig = field(default_factory=PlotConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
+    replayed: ReplayedConfig = field(default_factory=ReplayedConfig)

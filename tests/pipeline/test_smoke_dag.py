@@ -15,8 +15,9 @@ POLICIES = ["ar", "medusa", "hydra", "entmtp_star", "entmtp_ladder", "entmtp_tau
 
 
 def test_products_exist(smoke):
-    for name in ("summary.json", "report.html", "config.yaml", "tables/speed.csv", "tables/perplexity.md",
-                 "tables/trees.tex", "figures/speedup.png", "figures/tree_choice.svg"):  # fmt: skip
+    for name in ("summary.json", "report.html", "replay_generation.html", "config.yaml", "tables/speed.csv",
+                 "tables/perplexity.md", "tables/trees.tex", "figures/speedup.png",
+                 "figures/tree_choice.svg"):  # fmt: skip
         assert (smoke / "results" / name).stat().st_size > 0, name
 
 

@@ -31,12 +31,13 @@ def wheel(tmp_path_factory) -> Path:
     return next(made.glob("*.whl"))
 
 
-def test_the_wheel_holds_every_module_and_the_template(wheel):
+def test_the_wheel_holds_every_module_and_the_pages(wheel):
     assert wheel.name == f"entmtp-{entmtp.__version__}-py3-none-any.whl"
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src/entmtp").rglob("*.py")}
     assert modules <= names
-    assert "entmtp/evaluation/report.html.j2" in names
+    pages = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src/entmtp/evaluation/pages").iterdir()}
+    assert len(pages) >= 6 and pages <= names
     packages = {name.split("/")[0] for name in names}
     assert packages == {"entmtp", f"entmtp-{entmtp.__version__}.dist-info"}, "nothing but the package"
 

@@ -83,6 +83,32 @@ rule check_replay:
         "../scripts/check_replay.py"
 
 
+rule record_generation:
+    input:
+        target=MODEL,
+        prompts=per_task("prompts/{task}.jsonl"),
+        heads=[heads_config(kind) for kind in USED],
+        bench=per_task("bench/{task}.parquet"),
+        policies=[policy_path(task, name) for task in TASKS for name in POLICIES],
+        banks=[path for task in TASKS for path in bank_paths(task)],
+        traces=expand(f"{RUN}/traces/{{heads}}/{{task}}.test.parquet", heads=USED, task=TASKS),
+    output:
+        generation=f"{RUN}/generation.json",
+    log:
+        f"{LOGS}/record_generation.log",
+    conda:
+        "../../environment.yml"
+    threads: workflow.cores
+    params:
+        **base(),
+        **BENCH,
+        tasks=TASKS,
+        decoding=PLAIN["decoding"],
+        replayed=PLAIN["replayed"],
+    script:
+        "../scripts/record_generation.py"
+
+
 rule perplexity:
     input:
         target=MODEL,

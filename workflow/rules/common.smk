@@ -66,6 +66,7 @@ FIGURES = [
 ]
 SHARDS = [f"{shard:03d}" for shard in range(CFG.corpus.shards)]
 TABLES = ["speed", "perplexity", "trees"]
+PRODUCTS = ["summary.json", "report.html", "replay_generation.html", "config.yaml"]
 
 
 wildcard_constraints:
@@ -113,7 +114,7 @@ def bank_paths(task):
 
 def published():
     """Final products, in the run folder and, for the run made last, right under results/."""
-    return [f"{CFG.results}/{name}" for name in ("summary.json", "report.html", "config.yaml")]
+    return [f"{CFG.results}/{name}" for name in PRODUCTS]
 
 
 def policy_inputs(wildcards):

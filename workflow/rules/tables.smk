@@ -20,7 +20,7 @@ rule summary:
         bench=PLAIN["bench"],
         tasks_config={task: to_plain(TASK_CFG[task]) for task in TASKS},
         # presentation and tracking do not change a result, so that they do not rerun this either
-        config={key: value for key, value in PLAIN.items() if key not in ("plot", "tracking", "sweep")},
+        config={key: value for key, value in PLAIN.items() if key not in ("plot", "tracking", "sweep", "replayed")},
         threads=CFG.threads,
     script:
         "../scripts/summary.py"
@@ -104,10 +104,27 @@ rule report:
         "../scripts/report.py"
 
 
+rule replay_generation:
+    input:
+        generation=f"{RUN}/generation.json",
+    output:
+        page=f"{RUN}/replay_generation.html",
+    log:
+        f"{LOGS}/replay_generation.log",
+    conda:
+        "../../environment.yml"
+    params:
+        run=lambda wildcards: RUN,
+        threads=CFG.threads,
+    script:
+        "../scripts/replay_generation.py"
+
+
 rule publish:
     input:
         summary=f"{RUN}/summary.json",
         report=f"{RUN}/report.html",
+        replay=f"{RUN}/replay_generation.html",
         config=f"{RUN}/config.yaml",
         tables=expand(f"{RUN}/tables/{{table}}.{{kind}}", table=TABLES, kind=("csv", "md", "tex")),
         figures=expand(f"{RUN}/figures/{{figure}}.{{kind}}", figure=FIGURES, kind=("png", "svg")),

@@ -7,7 +7,10 @@ from entmtp.config import BenchConfig, PlotConfig
 from entmtp.errors import EntmtpError
 from entmtp.evaluation import figure_data as read
 from entmtp.evaluation import figures as draw
-from entmtp.evaluation.report import FIGURES, read_captions, write_report
+from entmtp.evaluation.page import read_captions
+from entmtp.evaluation.replay_page import PARTS, write_replay_page
+from entmtp.evaluation.report import CAPTIONED, FIGURES, write_report
+from entmtp.evaluation.schema import check_schema
 from entmtp.evaluation.summary import build_summary, summarise, write_summary
 from entmtp.evaluation.tables import build_tables
 from entmtp.io import read_json
@@ -73,8 +76,11 @@ def make_figures(
         draw.save_figure(figure, Path(out) / "figures" / name)
 
 
-def make_report(run: str | Path, out: str | Path, summary_path: str | Path | None = None) -> None:
-    """Write `<out>/report.html` from summary.json, config.yaml (of `run`) and the PNGs under `<out>/figures`."""
+def make_report(run: str | Path, out: str | Path, summary_path: str | Path | None = None, replay: bool = True) -> None:
+    """Write `<out>/report.html` from summary.json, config.yaml (of `run`) and the PNGs under `<out>/figures`.
+
+    `replay`: whether the page of `make_replay_page` will lie beside it.
+    """
     summary = read_json(summary_path or Path(run) / "summary.json")
     config = Path(run) / "config.yaml"
     try:
@@ -83,4 +89,11 @@ def make_report(run: str | Path, out: str | Path, summary_path: str | Path | Non
         raise EntmtpError(f"{config}: no such file") from error
     figures = {name: Path(out) / "figures" / f"{name}.png" for name in FIGURES}
     tables = build_tables(summary["rows"])
-    write_report(Path(out) / "report.html", summary, tables, figures, read_captions(), config_yaml)
+    write_report(Path(out) / "report.html", summary, tables, figures, read_captions(CAPTIONED), config_yaml, replay)
+
+
+def make_replay_page(run: str | Path, out: str | Path) -> None:
+    """Write `<out>/replay_generation.html` from generation.json of `run`."""
+    record = read_json(Path(run) / "generation.json")
+    check_schema(record, "generation")
+    write_replay_page(Path(out) / "replay_generation.html", record, read_captions(list(PARTS)))

@@ -1,16 +1,16 @@
 """`report.html`: one self-contained page, results first, readable on a phone and without a network."""
 
-import base64
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from entmtp.errors import EntmtpError
 from entmtp.evaluation import paper
-from entmtp.evaluation.tables import Table, label
-from entmtp.io import write_text
-
-TEMPLATE = Path(__file__).with_name("report.html.j2")
-CAPTIONS = Path(__file__).resolve().parents[3] / "workflow" / "report"
+from entmtp.evaluation.cite import bibtex, read_citation
+from entmtp.evaluation.glossary import glossary
+from entmtp.evaluation.grid import PAPER, grid, headline_grid, verdict_grid
+from entmtp.evaluation.page import embedded, write_page
+from entmtp.evaluation.tables import Table
 
 # name in workflow/report and in figures/ → heading, in reading order
 FIGURES = {
@@ -23,18 +23,9 @@ FIGURES = {
     "scheduler_overhead": "Scheduler overhead",
 }
 TABLES = {"speed": "Speed", "perplexity": "Quality", "trees": "Trees"}
-
-
-def read_captions() -> dict[str, str]:
-    """Caption of every figure and table, from workflow/report/<name>.rst. Raises EntmtpError for a missing one."""
-    captions = {}
-    for name in [*FIGURES, *TABLES]:
-        path = CAPTIONS / f"{name}.rst"
-        if not path.exists():
-            raise EntmtpError(f"{path}: no such file; every figure and table has a caption")
-        # plain text; ``literal`` marks of reStructuredText are for Snakemake's own report
-        captions[name] = " ".join(path.read_text(encoding="utf-8").replace("``", "").split())
-    return captions
+# tables that only the page has
+PAGE_TABLES = {"headlines": "Fastest policy of each task", "verdicts": "Verdicts", "provenance": "Provenance"}
+CAPTIONED = [*FIGURES, *TABLES, *PAGE_TABLES]
 
 
 def headlines(rows: list[dict]) -> list[dict]:
@@ -58,6 +49,14 @@ def verdicts(checks: dict[str, dict]) -> list[dict]:
     return rows
 
 
+def verdict_counts(rows: list[dict]) -> dict[str, dict[str, int]]:
+    """{"lossless" | "replay": {verdict: how many of `verdicts`' rows}}; n/a (plain decoding itself) is left out."""
+    counted = {check: Counter(row[check]["verdict"] for row in rows) for check in ("lossless", "replay")}
+    return {
+        check: {name: count for name, count in counts.items() if name != "n/a"} for check, counts in counted.items()
+    }
+
+
 def flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
     """Nested provenance as (dotted key, text) pairs."""
     if isinstance(value, dict):
@@ -65,17 +64,24 @@ def flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
     return [(prefix, ", ".join(map(str, value)) if isinstance(value, list) else str(value))]
 
 
-def embedded(png: str | Path) -> dict[str, Any]:
-    """A PNG as {"src": data URI, "width": its inches in CSS pixels}: all figures then share one text size."""
-    from PIL import Image
+def commit_of(provenance: dict[str, Any]) -> str | None:
+    """Short commit, marked where the checkout was changed; None for a run outside a checkout."""
+    git = provenance.get("git")
+    if not isinstance(git, dict) or not git.get("sha"):
+        return None
+    return git["sha"][:10] + (" (changed)" if git.get("dirty") else "")
 
-    try:
-        data = Path(png).read_bytes()
-        with Image.open(png) as image:
-            width = round(96 * image.width / image.info.get("dpi", (96, 96))[0])
-    except OSError as error:
-        raise EntmtpError(f"{png}: no such figure or not a PNG ({error})") from error
-    return {"src": "data:image/png;base64," + base64.b64encode(data).decode(), "width": width}
+
+def made_by(provenance: dict[str, Any]) -> list[str]:
+    """The few facts of the provenance that a result is read with: machine, threads, day, commit."""
+    commit, date = commit_of(provenance), provenance.get("date")
+    known = [
+        provenance.get("device") or provenance.get("cpu"),
+        provenance.get("threads") and f"{provenance['threads']} threads",
+        date and str(date)[:10],
+        commit and f"commit {commit}",
+    ]
+    return [str(fact) for fact in known if fact]
 
 
 def write_report(
@@ -85,29 +91,39 @@ def write_report(
     figures: dict[str, str | Path],
     captions: dict[str, str],
     config_yaml: str,
+    replay: bool = True,
 ) -> None:
     """Write the page. `figures` maps a name of FIGURES to its PNG, which is embedded; nothing is loaded from outside.
 
-    Every value goes through Jinja's autoescape. Raises EntmtpError for a missing figure or caption.
+    `replay`: whether replay_generation.html will lie beside it, to be linked. Raises EntmtpError for a missing figure
+    or caption.
     """
-    from jinja2 import Environment, StrictUndefined
-
-    missing = [name for name in [*figures, *(table.name for table in tables)] if name not in captions]
+    missing = [name for name in [*figures, *(table.name for table in tables), *PAGE_TABLES] if name not in captions]
     if missing:
         raise EntmtpError(f"report: no caption for {', '.join(missing)}")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        rows=summary["rows"],
-        headlines=headlines(summary["rows"]),
-        verdicts=verdicts(summary["checks"]),
-        provenance=flat(summary["provenance"]),
-        tables={table.name: table for table in tables},
-        table_titles=TABLES,
+    rows, provenance = summary["rows"], summary["provenance"]
+    checked = verdicts(summary["checks"])
+    grids = [headline_grid(headlines(rows)), *(grid(table) for table in tables), verdict_grid(checked)]
+    tasks, policies = (list(dict.fromkeys(row[key] for row in rows)) for key in ("task", "policy"))
+    filters = {"task": [(name, name) for name in tasks],
+               "policy": [*((name, name) for name in policies), (PAPER, "the paper's figures")]}  # fmt: skip
+    write_page(
+        path,
+        "report.html.j2",
+        rows=rows,
+        grids={made.name: made for made in grids},
+        verdicts=verdict_counts(checked),
+        steps=sum(row["replay"]["steps"] for row in checked),
+        made_by=made_by(provenance),
+        experiment=provenance.get("experiment"),
+        provenance=flat(provenance),
+        glossary=glossary(config_yaml, rows),
+        bibtex=bibtex(read_citation(), commit_of(provenance)),
         figures={name: embedded(png) for name, png in figures.items()},
-        figure_titles=FIGURES,
+        titles={**FIGURES, **TABLES, **PAGE_TABLES},
         captions=captions,
         config_yaml=config_yaml,
         paper=paper,
-        label=label,
+        filters=filters,
+        replay=replay,
     )
-    write_text(path, page)

@@ -61,3 +61,37 @@ def perplexity(inp, out, params) -> None:
     base, _ = open_block({**params, "dtype": "float32"})  # always judged in float32
     cache = base.new_cache(max(len(p["token_ids"]) for p in tests) + max(len(row["tokens"]) for row in rows))
     write_json(out.perplexity, {"task": params["task"], "policies": policy_nll(base, cache, rows, tests)})
+
+
+def record_generation(inp, out, params) -> None:
+    """One generation of the bench, decoded once more and untimed, with what every step drafted."""
+    import pandas as pd
+
+    from entmtp.config import ReplayedConfig
+    from entmtp.evaluation.figure_data import read_bench, read_thresholds
+    from entmtp.evaluation.generation import RecordingDecoder, pick, record_generation
+    from entmtp.evaluation.schema import check_schema
+    from entmtp.session import capacity_for, load_policy
+    from entmtp.tasks import read_prompts
+
+    run, decoding = Path(params["run"]), from_plain(DecodingConfig, params["decoding"])
+    row = pick(read_bench(run, list(params["tasks"])), from_plain(ReplayedConfig, params["replayed"]))
+    task, kind = row["task"], None if pd.isna(row["heads"]) else row["heads"]
+    tests = read_prompts(run / "prompts" / f"{task}.jsonl", "test")
+    prompt = next(prompt for prompt in tests if prompt["id"] == row["prompt_id"])
+    policy, _, _ = load_policy(run, task, kind, row["policy"])
+    capacity = capacity_for([prompt], decoding.max_new_tokens, policy.max_nodes)
+    folder = params["heads_folders"][kind] if kind else None
+    target, decoder = open_block({**params, "heads": params["kinds"].get(kind)}, folder, capacity)
+    decoder = RecordingDecoder(target, decoder.drafter, capacity)
+    trace = read_parquet(run / "traces" / kind / f"{task}.test.parquet") if kind else None
+    thresholds = read_thresholds(run, row)
+    record = record_generation(decoder, policy, row.to_dict(), prompt, decoding, trace, thresholds)
+    record["experiment"] = run.name
+    check_schema(record, "generation")
+    write_json(out.generation, record)
+    print(
+        f"{row['policy']} on {row['prompt_id']}: {len(record['steps'])} steps, "
+        f"{record['equal_steps']} of them equal to the timed ones",
+        flush=True,
+    )

@@ -58,6 +58,12 @@ def report(inp, out, params) -> None:
     make_report(params["run"], params["run"])
 
 
+def replay_generation(inp, out, params) -> None:
+    from entmtp.evaluation.make import make_replay_page
+
+    make_replay_page(params["run"], params["run"])
+
+
 def publish(inp, out, params) -> None:
     """Copy the final products of this run to where every run's newest ones lie."""
     run, results = Path(params["run"]), Path(params["results"])
@@ -65,7 +71,8 @@ def publish(inp, out, params) -> None:
         source = run / Path(path).relative_to(results)
         with atomic(path) as partial:
             shutil.copyfile(source, partial)
-    print(f"results: {results / 'tables'}, {results / 'figures'}, {results / 'report.html'}", flush=True)
+    pages = f"{results / 'report.html'}, {results / 'replay_generation.html'}"
+    print(f"results: {results / 'tables'}, {results / 'figures'}, {pages}", flush=True)
 
 
 def track(inp, out, params) -> None:
