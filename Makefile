@@ -3,9 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS := .venv-docs
+TOOLS := .tools/coverage
+MEASURED := $(CURDIR)/.measured/data
 ARGS ?=
 
-.PHONY: help reproduce test lint lock bench-engine bench-peers verify-reproduction clean
+.PHONY: help reproduce test lint lock lock-docs docs coverage test-wheel bench-engine bench-peers verify-reproduction clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -43,6 +46,37 @@ bench-peers: $(READY) ## our decoding beside transformers' on a finished run's p
 
 verify-reproduction: $(READY) ## token-level results of a finished run against the committed hashes (ARGS="experiment=smoke")
 	$(BIN)/python -m entmtp.reproduction $(ARGS)
+
+docs: $(DOCS)/.ready ## the documentation into site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --clean $(ARGS)
+
+$(DOCS)/.ready: requirements-docs.lock
+	$(PYTHON) -m venv --clear $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --no-deps -r requirements-docs.lock
+	touch $(DOCS)/.ready
+
+lock-docs: ## rewrite requirements-docs.lock from the extra `docs` of pyproject.toml
+	$(PYTHON) -m venv --clear $(DOCS)
+	$(PYTHON) -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+		print(*extras["docs"], sep="\n")' | $(DOCS)/bin/python -m pip install --quiet -r /dev/stdin
+	@{ head -1 requirements-docs.lock; $(DOCS)/bin/python -m pip freeze | sort -f; } > requirements-docs.lock.partial
+	@mv requirements-docs.lock.partial requirements-docs.lock
+
+coverage: $(READY) $(TOOLS)/.ready ## line coverage of src/entmtp by all tests, jobs of the DAG included; below 90% is an error
+	rm -rf $(dir $(MEASURED))
+	mkdir -p $(dir $(MEASURED))
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/tests/measured:$(CURDIR)/$(TOOLS) COVERAGE_FILE=$(MEASURED) \
+		COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(BIN)/python -m pytest $(ARGS)
+	export PYTHONPATH=$(CURDIR)/$(TOOLS) COVERAGE_FILE=$(MEASURED); $(BIN)/python -m coverage combine --quiet && \
+		$(BIN)/python -m coverage html --quiet --directory $(dir $(MEASURED))html --fail-under 0 && \
+		$(BIN)/python -m coverage report
+
+$(TOOLS)/.ready: requirements-coverage.lock
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(TOOLS) -r requirements-coverage.lock
+	touch $(TOOLS)/.ready
+
+test-wheel: $(READY) ## build the wheel, install it into an empty environment and use it there (downloads the dependencies)
+	$(BIN)/python tests/install_wheel.py $(ARGS)
 
 clean: ## remove what can be made again, but for downloads, heads and .venv
 	rm -rf results logs benchmarks outputs multirun .snakemake

@@ -6,15 +6,14 @@ n drafted nodes at several contexts, and every part of a whole step. Writes engi
 names one.
 """
 
-import sys
 import time
 from pathlib import Path
 
 import torch
 
+from entmtp.command import run_command
 from entmtp.config import Config, DecodingConfig, PlotConfig, compose
 from entmtp.decoding.engine import Decoder, make_chooser
-from entmtp.errors import EntmtpError
 from entmtp.io import write_json, write_text
 from entmtp.timing import median_ms
 from entmtp.tree.compiled import CompiledTree
@@ -169,7 +168,4 @@ def main(overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except EntmtpError as error:
-        sys.exit(f"error: {error}")
+    run_command(main, __doc__)
