@@ -7,17 +7,21 @@ DOCS := .venv-docs
 TOOLS := .tools/coverage
 MEASURED := $(CURDIR)/.measured/data
 ARGS ?=
+# requirements-hashes.lock installs the same and checks every file's SHA-256 (LOCK=requirements-hashes.lock)
+LOCK ?= requirements.lock
 
-.PHONY: help reproduce test lint lock lock-docs docs coverage test-wheel bench-engine bench-peers verify-reproduction clean
+.PHONY: help reproduce test lint lock lock-docs lock-hashes docs coverage test-wheel bench-engine bench-peers verify-reproduction archive clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-$(READY): requirements.lock pyproject.toml
+$(READY): $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || \
 		{ echo "error: $(PYTHON) is not Python 3.11 or 3.12; set PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-deps -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps -r $(LOCK)
+	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "torch is a GPU build here: installing its libraries"; \
+		$(BIN)/python -m pip install --quiet --constraint requirements.lock torch; }
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $(READY)
 
@@ -38,6 +42,9 @@ lock: $(READY) ## rewrite requirements.lock from what is installed
 		| sed 's/^torch==\([0-9.]*\)+cpu/torch==\1/' | sort -f; } > requirements.lock.partial
 	@mv requirements.lock.partial requirements.lock
 
+lock-hashes: $(READY) ## rewrite requirements-hashes.lock: requirements.lock with the SHA-256 of this platform's files
+	$(BIN)/python tools/lock_hashes.py
+
 bench-engine: $(READY) ## how far the forwards are from the machine's limits (an otherwise idle machine)
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m entmtp.engine_bench $(ARGS)
 
@@ -46,6 +53,9 @@ bench-peers: $(READY) ## our decoding beside transformers' on a finished run's p
 
 verify-reproduction: $(READY) ## token-level results of a finished run against the committed hashes (ARGS="experiment=smoke")
 	$(BIN)/python -m entmtp.reproduction $(ARGS)
+
+archive: $(READY) ## a finished run as one folder with a manifest in archives/ (ARGS="experiment=main")
+	$(BIN)/python -m entmtp.archive $(ARGS)
 
 docs: $(DOCS)/.ready ## the documentation into site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --clean $(ARGS)

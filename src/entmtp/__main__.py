@@ -18,6 +18,7 @@ COMMANDS = {
     "bench-engine": ("engine_bench", "how far the forwards are from the machine's limits"),
     "bench-peers": ("peers.bench", "our decoding beside transformers' on a finished run's prompts"),
     "verify-reproduction": ("reproduction", "token-level results of a finished run against committed hashes"),
+    "archive": ("archive", "a finished run as one folder with a manifest, and its check"),
 }
 
 

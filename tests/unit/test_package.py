@@ -1,6 +1,7 @@
 """The wheel: it builds, holds what it should, and works outside the repository; `make test-wheel` installs it."""
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -122,3 +123,14 @@ def test_an_installation_without_its_configuration_is_said_to_be_incomplete(monk
     monkeypatch.setattr(config, "CONF", tmp_path / "conf")
     with pytest.raises(EntmtpError, match=r"no configuration in .* is incomplete; install its wheel again"):
         config.compose(["policy=ar"])
+
+
+def test_the_lock_with_hashes_is_the_lock():
+    text = (ROOT / "requirements-hashes.lock").read_text().replace(" \\\n", " ")
+    entries = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    pins = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+    assert [entry[0] for entry in entries] == pins, "make lock-hashes"
+    hashes = [value for entry in entries for value in entry[1:]]
+    assert all(len(entry) > 1 for entry in entries)
+    assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", value) for value in hashes)
+    assert len(set(hashes)) == len(hashes)
