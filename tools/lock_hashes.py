@@ -1,6 +1,6 @@
-"""`make lock-hashes`: requirements.lock with the SHA-256 of the files that pip installs for it, as requirements-hashes.lock.
+"""`make lock-hashes`: requirements.lock with the SHA-256 of each file that pip installs, as requirements-hashes.lock.
 
-pip resolves the lock twice without installing anything: as this machine is configured, and from the package index alone.
+pip resolves the lock twice without installing anything: as this machine is configured, and from the index alone.
 Where the two differ (torch's builds for CPUs and for GPUs) both files are allowed. Only files of this platform are
 listed: the header says which it is.
 """

@@ -98,5 +98,5 @@ def test_what_is_no_run_or_no_archive_is_said(run, tmp_path):
 
 def test_an_unwritable_place_leaves_one_message(run, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(EntmtpError, match="cannot write .*/file/smoke-2026-11-30-0123456"):
+    with pytest.raises(EntmtpError, match=r"cannot write .*/file/smoke-2026-11-30-0123456"):
         make_archive(run, tmp_path / "file")

@@ -117,7 +117,7 @@ def user_files(page: Path) -> dict[str, str]:
     """Configuration files that a page has its reader write: {"experiment/mine.yaml": text}."""
     found = {}
     for language, text in blocks(page):
-        first = re.match(r"# conf/([\w/]+\.yaml)\n", text) if language == "yaml" else None
+        first = re.match(r"(?:# @package _global_\n)?# conf/([\w/]+\.yaml)\n", text) if language == "yaml" else None
         if first:
             found[first[1]] = text
     return found
@@ -222,7 +222,7 @@ def hooks():
 
 def test_the_configuration_page_has_every_key_with_its_default(hooks):
     text = hooks.on_page_markdown(f"# Configuration\n\n{hooks.MARK}\n")
-    sections = dict(re.findall(r"^## (?:`([\w.]+)`.*|The run)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    sections = dict(re.findall(r"^## (?:`([\w.]+)`[^\n]*|The run)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
 
     def keys(section: str) -> list[str]:
         cells = re.findall(r"^\| <code>(.*?)</code> \|", section, re.MULTILINE)

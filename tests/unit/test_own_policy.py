@@ -1,6 +1,7 @@
-"""docs/own-policy.md, executed: its policy is lossless, replay takes its live steps, and it is judged as the page says."""
+"""docs/own-policy.md, executed: its policy is lossless, replay takes its live steps, and it is judged as is said."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def test_the_page_works(examples, finished, tmp_path, monkeypatch, capsys):
     ):
         assert run.tokens == finished.texts[prompt["id"]]
         assert [(s.tree, s.accepted) for s in run.steps] == [(s.tree, s.accepted) for s in steps]
-        for before, after in zip(steps, steps[1:], strict=False):
+        for before, after in pairwise(steps):
             assert after.tree == (1 if before.accepted == 0 else 2)
         used |= {step.tree for step in steps}
     assert used == {1, 2}
