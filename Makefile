@@ -3,18 +3,25 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS := .venv-docs
+TOOLS := .tools/coverage
+MEASURED := $(CURDIR)/.measured/data
 ARGS ?=
+# requirements-hashes.lock installs the same and checks every file's SHA-256 (LOCK=requirements-hashes.lock)
+LOCK ?= requirements.lock
 
-.PHONY: help reproduce test lint lock bench-engine bench-peers verify-reproduction clean
+.PHONY: help reproduce test lint lock lock-docs lock-hashes docs coverage test-wheel bench-engine bench-peers verify-reproduction archive clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-$(READY): requirements.lock pyproject.toml
+$(READY): $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || \
 		{ echo "error: $(PYTHON) is not Python 3.11 or 3.12; set PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-deps -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps -r $(LOCK)
+	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "torch is a GPU build here: installing its libraries"; \
+		$(BIN)/python -m pip install --quiet --constraint requirements.lock torch; }
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $(READY)
 
@@ -35,6 +42,9 @@ lock: $(READY) ## rewrite requirements.lock from what is installed
 		| sed 's/^torch==\([0-9.]*\)+cpu/torch==\1/' | sort -f; } > requirements.lock.partial
 	@mv requirements.lock.partial requirements.lock
 
+lock-hashes: $(READY) ## rewrite requirements-hashes.lock: requirements.lock with the SHA-256 of this platform's files
+	$(BIN)/python tools/lock_hashes.py
+
 bench-engine: $(READY) ## how far the forwards are from the machine's limits (an otherwise idle machine)
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m entmtp.engine_bench $(ARGS)
 
@@ -43,6 +53,40 @@ bench-peers: $(READY) ## our decoding beside transformers' on a finished run's p
 
 verify-reproduction: $(READY) ## token-level results of a finished run against the committed hashes (ARGS="experiment=smoke")
 	$(BIN)/python -m entmtp.reproduction $(ARGS)
+
+archive: $(READY) ## a finished run as one folder with a manifest in archives/ (ARGS="experiment=main")
+	$(BIN)/python -m entmtp.archive $(ARGS)
+
+docs: $(DOCS)/.ready ## the documentation into site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --clean $(ARGS)
+
+$(DOCS)/.ready: requirements-docs.lock
+	$(PYTHON) -m venv --clear $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --no-deps -r requirements-docs.lock
+	touch $(DOCS)/.ready
+
+lock-docs: ## rewrite requirements-docs.lock from the extra `docs` of pyproject.toml
+	$(PYTHON) -m venv --clear $(DOCS)
+	$(PYTHON) -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+		print(*extras["docs"], sep="\n")' | $(DOCS)/bin/python -m pip install --quiet -r /dev/stdin
+	@{ head -1 requirements-docs.lock; $(DOCS)/bin/python -m pip freeze | sort -f; } > requirements-docs.lock.partial
+	@mv requirements-docs.lock.partial requirements-docs.lock
+
+coverage: $(READY) $(TOOLS)/.ready ## line coverage of src/entmtp by all tests, jobs of the DAG included; below 90% is an error
+	rm -rf $(dir $(MEASURED))
+	mkdir -p $(dir $(MEASURED))
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/tests/measured:$(CURDIR)/$(TOOLS) COVERAGE_FILE=$(MEASURED) \
+		COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(BIN)/python -m pytest $(ARGS)
+	export PYTHONPATH=$(CURDIR)/$(TOOLS) COVERAGE_FILE=$(MEASURED); $(BIN)/python -m coverage combine --quiet && \
+		$(BIN)/python -m coverage html --quiet --directory $(dir $(MEASURED))html --fail-under 0 && \
+		$(BIN)/python -m coverage report
+
+$(TOOLS)/.ready: requirements-coverage.lock
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(TOOLS) -r requirements-coverage.lock
+	touch $(TOOLS)/.ready
+
+test-wheel: $(READY) ## build the wheel, install it into an empty environment and use it there (downloads the dependencies)
+	$(BIN)/python tests/install_wheel.py $(ARGS)
 
 clean: ## remove what can be made again, but for downloads, heads and .venv
 	rm -rf results logs benchmarks outputs multirun .snakemake

@@ -67,7 +67,8 @@ def load(
         task: whose bank and thresholds; may be left out where the run has one task.
         policy: a fitted policy of the bank (default `entmtp_tau`), or without one: `ar` (plain decoding), `hydra` or
             `medusa` (the published 63-node tree), another published tree's name, a `Tree`, a `Policy`.
-        dtype, device: of the forwards; default float32 on the CPU, or the loaded model's own.
+        dtype: of the forwards; default float32, or the loaded model's own.
+        device: default the CPU, or the loaded model's own.
         forward: auto | fused | generic.
         width: most children of a node.
 
@@ -233,12 +234,13 @@ def generate(
     Args:
         prompt: the user's turn, a chat ({role, content} dicts that end with the user's turn), or token ids.
         temperature: 0 is greedy; above, the exact distribution is sampled, the same text for every policy.
-        seed, prompt_id: with the position they key the noise.
+        seed: of the noise, with the position and `prompt_id`.
         stop: the text ends before any of these strings.
         stop_ids: replace the model's own stop tokens.
         processors: transformers logits processors, applied to the logits before the temperature. Those that are pure
             functions of (input_ids, scores) are taken; one's own are promised to be so by `entmtp.stateless(…)`.
         chat: False continues a string as it is.
+        prompt_id: of the noise: texts of different ids are independent.
         lossy: typical acceptance, whose text depends on the trees.
 
     Raises:

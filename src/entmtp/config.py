@@ -68,7 +68,9 @@ __all__ = [
 ]
 
 KINDS = ("ar", "static", "star", "ladder", "tau", "cost_aware", "adaptive", "bandit", "dynamic", "marginal")
-CONF = Path(__file__).resolve().parents[2] / "conf"
+PACKAGE = Path(__file__).resolve().parent
+# a wheel carries conf/ inside the package (setup.py), in a checkout it lies beside `src`
+CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parents[1] / "conf"
 
 
 # Hydra starts from the dataclasses (conf/config.yaml lists `schema` first), so that every key can be overridden by
@@ -123,8 +125,8 @@ def compose(overrides: list[str]) -> Config:
 
     if not CONF.is_dir():
         raise EntmtpError(
-            f"no configuration in {CONF}: the pipeline and its commands run in a checkout of the repository "
-            "(pip install -e .); an installed package offers `from entmtp import load, generate`"
+            f"no configuration in {CONF}: this installation of entmtp is incomplete; install its wheel again, or use a "
+            "checkout of the repository (pip install -e .)"
         )
     refuse_aliases(CONF)
     for override in overrides:

@@ -6,7 +6,6 @@ n drafted nodes at several contexts, and every part of a whole step. Writes engi
 measured unless `dtype=` names one.
 """
 
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from entmtp.command import run_command
 from entmtp.config import Config, DecodingConfig, PlotConfig, compose
 from entmtp.decoding.engine import Decoder, make_chooser
-from entmtp.errors import EntmtpError
 from entmtp.evaluation.tables import markdown_table
 from entmtp.io import write_json, write_text
 from entmtp.policy.schedulers import LadderPolicy
@@ -214,7 +213,4 @@ def main(overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except EntmtpError as error:
-        sys.exit(f"error: {error}")
+    run_command(main, __doc__)

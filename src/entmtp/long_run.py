@@ -6,9 +6,9 @@ writes long_run.json into `results`. Other arguments are Hydra overrides (`task=
 """
 
 import resource
-import sys
 from pathlib import Path
 
+from entmtp.command import run_command
 from entmtp.config import DecodingConfig, compose
 from entmtp.decoding.engine import Decoder
 from entmtp.errors import EntmtpError
@@ -73,7 +73,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except EntmtpError as error:
-        sys.exit(f"error: {error}")
+    run_command(main, __doc__)

@@ -13,7 +13,6 @@ float32 on one kind of processor and the pinned versions; another processor may 
 then falls the other way (docs/reproducibility.md). `--write` records the run instead of comparing it.
 """
 
-import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
@@ -22,6 +21,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
+from entmtp.command import run_command
 from entmtp.config import compose, to_plain
 from entmtp.errors import EntmtpError
 from entmtp.io import read_json, read_jsonl, read_parquet, sha256_json, write_json
@@ -175,7 +175,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except EntmtpError as error:
-        sys.exit(f"error: {error}")
+    run_command(main, __doc__)

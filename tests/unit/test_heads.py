@@ -128,6 +128,10 @@ def set_token(token: int):
     return edit
 
 
+def repeat_token(state: dict) -> None:
+    state["token_map"][1] = state["token_map"][0]
+
+
 DAMAGES = {
     "no folder": (lambda f: (f / "config.json").unlink(), "no heads here"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "does not match its config"),
@@ -146,6 +150,7 @@ DAMAGES = {
     "NaN": (lambda f: edit_weights(f, set_nan), "NaN or infinite"),
     "token beyond the target": (lambda f: edit_weights(f, set_token(259)), "names token 259, but the target has 259"),
     "negative token": (lambda f: edit_weights(f, set_token(-1)), "token"),
+    "token named twice": (lambda f: edit_weights(f, repeat_token), "names a token twice"),
     "unknown arch": (lambda f: edit_config(f, arch="eagle"), "config.json"),
     "newer format": (lambda f: edit_config(f, format="entmtp-heads-9"), "format"),
 }

@@ -1,10 +1,17 @@
-"""Comparison with peers: ratios, which of our policies runs, and workers that fail."""
+"""Comparison with peers: ratios, which of our policies runs, what workers answer, and workers that fail."""
+
+import json
+import shutil
 
 import pytest
 
-from entmtp.config import compose
+from entmtp.config import DecodingConfig, TaskConfig, compose
+from entmtp.decoding.engine import Decoder
 from entmtp.errors import EntmtpError
-from entmtp.peers.bench import BEST, PLAIN, Peer, compare, fastest, markdown, measure, prepare
+from entmtp.io import write_json, write_jsonl
+from entmtp.peers.bench import BEST, PLAIN, PROMPTS, Peer, compare, fastest, markdown, measure, prepare
+from entmtp.peers.worker import PEERS
+from entmtp.tasks import build_prompts
 
 RECORD = {"cpu": "some cpu", "threads": 2, "packages": {"torch": "1"}}
 
@@ -60,3 +67,59 @@ def test_a_worker_says_why_it_cannot_take_part(tmp_path):
     peer = Peer("transformers eager", {"folder": str(tmp_path / "none"), "dtype": "float32", "threads": 1})
     assert "none" in peer.problem
     peer.process.wait(timeout=60)
+
+
+# --- workers on a finished run in small -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def finished(world, tiny, tmp_path):
+    """(setting, prompts) as `prepare` makes them for a run with one task, one timed policy and ten prompts."""
+    root, raw = tmp_path / "world", tmp_path / "raw.jsonl"
+    shutil.copytree(world, root, symlinks=True)
+    run = root / "results" / "smoke"
+    write_jsonl(raw, [{"prompt": f"Tell me of {number} ships."} for number in range(12)])
+    task = TaskConfig(name="sharegpt", source="file", file=str(raw), calib=2, test=8)
+    write_jsonl(run / "prompts" / "sharegpt.jsonl", build_prompts(task, tiny.tokenizer, root / "resources"))
+    row = {"task": "sharegpt", "policy": "entmtp_tau", "heads": "hydra", "lossless": "exact", "tokens_per_s": 2.0}
+    write_json(run / "summary.json", {"rows": [row]})
+    places = [f"{name}={root / name}" for name in ("results", "resources")]
+    overrides = ["experiment=smoke", *places, "tasks=[sharegpt]"]
+    setting, prompts = prepare(compose(overrides), overrides)
+    return {**setting, "dtype": "float32", "threads": 1}, prompts
+
+
+def plain_text(tiny, prompt: list[int], budget: int) -> list[int]:
+    return Decoder(tiny, None, len(prompt) + budget + 1).plain(prompt, DecodingConfig(max_new_tokens=budget)).tokens
+
+
+def test_workers_are_told_of_the_first_test_prompts_and_the_fastest_policy(finished):
+    setting, prompts = finished
+    assert len(prompts["sharegpt"]) == PROMPTS < 8
+    assert setting["policies"] == {"sharegpt": ("hydra", "entmtp_tau")}
+    assert set(setting["heads"]) == {"hydra"} and setting["heads_folders"]["hydra"].endswith("smoke/heads/hydra")
+    assert setting["max_new_tokens"] == 16, "no more than the run's own budget"
+    assert setting["capacity"] >= max(map(len, prompts["sharegpt"])) + 16 + 64
+    json.dumps(setting)  # it goes over a pipe
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_every_peer_writes_plain_decodings_text(finished, tiny, name):
+    setting, prompts = finished
+    generate = PEERS[name](setting)
+    for prompt in prompts["sharegpt"][:2]:
+        assert generate("sharegpt", prompt, 12) == plain_text(tiny, prompt, 12)
+
+
+def test_a_worker_answers_over_its_pipe_and_its_end_is_said(finished, tiny):
+    setting, prompts = finished
+    peer = Peer(PLAIN, setting)
+    assert peer.problem is None
+    prompt = prompts["sharegpt"][0]
+    for budget in (5, 9):
+        answer = peer.generate("sharegpt", prompt, budget)
+        assert answer["tokens"] == plain_text(tiny, prompt, budget) and answer["seconds"] > 0
+    peer.process.kill()
+    peer.process.wait()
+    with pytest.raises(EntmtpError, match="peer 'entmtp plain' ended with status -9"):
+        peer.generate("sharegpt", prompt, 5)

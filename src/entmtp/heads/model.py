@@ -193,6 +193,8 @@ def load_heads(folder: str | Path, target) -> DraftHeads:
     for token in (int(heads.token_map.min()), int(heads.token_map.max())):
         if not 0 <= token < target.vocab_size:
             raise EntmtpError(f"{folder}: draft vocabulary names token {token}, but the target has {target.vocab_size}")
+    if len(heads.token_map.unique()) < len(heads.token_map):  # siblings with one token: ranks would not decide
+        raise EntmtpError(f"{folder}: the draft vocabulary names a token twice")
     if not all(torch.isfinite(parameter).all() for parameter in heads.parameters()):
         raise EntmtpError(f"{folder / 'model.safetensors'}: holds NaN or infinite weights")
     return heads.eval()

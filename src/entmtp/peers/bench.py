@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from entmtp.command import run_command
 from entmtp.config import Config, compose, to_plain
 from entmtp.errors import EntmtpError
 from entmtp.evaluation.bench import rotated
@@ -34,9 +35,12 @@ class Peer:
         self.problem = first.get("error")
 
     def _ask(self, question: dict) -> dict:
-        self.process.stdin.write(json.dumps(question) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
+        try:
+            self.process.stdin.write(json.dumps(question) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
         if not line:
             raise EntmtpError(f"peer '{self.name}' ended with status {self.process.wait()}; its messages are above")
         return json.loads(line)
@@ -176,7 +180,4 @@ def main(overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except EntmtpError as error:
-        sys.exit(f"error: {error}")
+    run_command(main, __doc__)

@@ -27,6 +27,7 @@ DEFAULT_TREES = {
 
 
 def default_tree(name: str) -> Tree:
+    """A published tree by its name. Raises EntmtpError for an unknown one."""
     if name not in DEFAULT_TREES:
         raise EntmtpError(f"unknown tree '{name}': choose one of {', '.join(sorted(DEFAULT_TREES))}")
     return DEFAULT_TREES[name]
