@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
 
-.PHONY: help reproduce test lint lock bench-engine bench-peers verify-reproduction clean
+.PHONY: help reproduce test lint lock bench-engine bench-peers verify-reproduction tables clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,9 @@ bench-peers: $(READY) ## our decoding beside transformers' on a finished run's p
 
 verify-reproduction: $(READY) ## token-level results of a finished run against the committed hashes (ARGS="experiment=smoke")
 	$(BIN)/python -m entmtp.reproduction $(ARGS)
+
+tables: $(READY) ## every table and figure again, from a finished run's W&B runs alone (ARGS="experiment=main")
+	$(BIN)/python -m entmtp.from_logs $(ARGS)
 
 clean: ## remove what can be made again, but for downloads, heads and .venv
 	rm -rf results logs benchmarks outputs multirun .snakemake
