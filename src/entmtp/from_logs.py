@@ -194,11 +194,12 @@ def _runs(config: Config, sweep: bool) -> list[LoggedRun]:
 
 def _run(arguments: Any) -> int:
     config = compose(arguments.overrides)
-    out = Path(arguments.out) if arguments.out else run_folder(config) / "from_logs"
     runs = _runs(config, bool(arguments.sweep))
     if arguments.sweep:
+        out = Path(arguments.out or Path(config.results) / "sweep_from_logs")
         regenerate_sweep(runs, arguments.sweep, out, config.plot)
         return 0
+    out = Path(arguments.out or run_folder(config) / "from_logs")
     own_looks = any(item.lstrip("+").startswith(("plot=", "plot.")) for item in arguments.overrides)
     chosen = choose(runs, config.experiment)
     same = regenerate(chosen, out, config.plot if own_looks else None)
@@ -223,7 +224,9 @@ def main(arguments: list[str] | None = None) -> int:
         help="experiment=NAME; tracking.dir=FOLDER (default logs); tracking=online with tracking.project= and "
         "tracking.entity=; plot.palette=… for figures in other looks",
     )  # fmt: skip
-    parser.add_argument("--out", help="folder to make (default results/<experiment>/from_logs)")
+    parser.add_argument(
+        "--out", help="folder to make (default results/<experiment>/from_logs; of a sweep, results/sweep_from_logs)"
+    )
     parser.add_argument("--compare", action="store_true", help="exit with 1 unless equal to results/<experiment>")
     parser.add_argument("--sweep", metavar="FOLDER", help="a sweep instead of a run: its hydra.sweep.dir, or 'latest'")
     try:

@@ -1,9 +1,9 @@
 """W&B: a mirror of finished results, offline unless told otherwise, never an input of a run.
 
 Offline needs no account, no network and no prompt: the runs lie under `tracking.dir` until `wandb sync` uploads them.
-What is logged suffices to make every table and figure again (`entmtp.from_logs`): each policy's steps as history and its
-prompts as a table, and in one more run a task the small files that tables and figures read beside them. Texts are not
-logged, neither prompts nor tokens. Only this module and `entmtp.wandb_runs` import wandb, and only when a run is
+What is logged suffices to make every table and figure again (`entmtp.from_logs`): each policy's steps as history and
+its prompts as a table, and in one more run a task the small files that tables and figures read beside them. Texts are
+not logged, neither prompts nor tokens. Only this module and `entmtp.wandb_runs` import wandb, and only when a run is
 tracked or read.
 """
 

@@ -171,12 +171,3 @@ def test_mistakes_are_named(finished, monkeypatch, capsys):
         assert export.main() == 1
         error = capsys.readouterr().err
         assert error.startswith("error: ") and message in error
-
-
-def test_lossless_answers_are_equal_as_their_comparison_reads_them(finished, monkeypatch, capsys):
-    """Spec-Bench's evaluation/equal.py holds `str(choices[0]["turns"])` of two files against each other, line by line."""
-    monkeypatch.setattr(sys, "argv", ["export", "specbench", *finished])
-    assert export.main() == 0
-    plain, ours = ([str(answer["choices"][0]["turns"]) for answer in read_jsonl(path)]
-                   for path in capsys.readouterr().out.split())  # fmt: skip
-    assert plain == ours and len(plain) == 3
