@@ -52,6 +52,8 @@ class LoggedRun(Protocol):
 
 def log_entries(data: bytes, path: Path) -> Iterator[bytes]:
     """Entries of a W&B log, up to its end or to where its writer was killed. Raises EntmtpError where it is damaged."""
+    if len(data) < len(HEADER) and HEADER.startswith(data):
+        return  # killed before anything was written
     if data[: len(HEADER)] != HEADER:
         raise EntmtpError(f"{path}: not a W&B run file of a version that can be read (its first bytes differ)")
     at, entry = len(HEADER), b""

@@ -225,6 +225,7 @@ def test_entries_cross_blocks():
     log += piece(1, b"whole")
     assert list(log_entries(log, Path("x"))) == [b"a" * first + b"b" * 32761 + b"c" * 32755, b"whole"]
     assert list(log_entries(log[:-1], Path("x"))) == [b"a" * first + b"b" * 32761 + b"c" * 32755]
+    assert list(log_entries(b"", Path("x"))) == list(log_entries(HEADER[:3], Path("x"))) == []
 
 
 @dataclass
