@@ -10,7 +10,8 @@ ARGS ?=
 # requirements-hashes.lock installs the same and checks every file's SHA-256 (LOCK=requirements-hashes.lock)
 LOCK ?= requirements.lock
 
-.PHONY: help reproduce test lint lock lock-docs lock-hashes docs coverage test-wheel bench-engine bench-peers verify-reproduction archive clean
+.PHONY: help reproduce test test-slurm lint lock lock-docs lock-hashes docs coverage test-wheel bench-engine bench-peers bench-long tables \
+	verify-reproduction archive clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -51,6 +52,9 @@ bench-engine: $(READY) ## how far the forwards are from the machine's limits (an
 bench-peers: $(READY) ## our decoding beside transformers' on a finished run's prompts (ARGS="experiment=main"; an idle machine)
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m entmtp.peers.bench $(ARGS)
 
+bench-long: $(READY) ## memory and speed over 10,000 tokens in one process (ARGS="texts=100")
+	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m entmtp.long_run $(ARGS)
+
 verify-reproduction: $(READY) ## token-level results of a finished run against the committed hashes (ARGS="experiment=smoke")
 	$(BIN)/python -m entmtp.reproduction $(ARGS)
 
@@ -87,6 +91,9 @@ $(TOOLS)/.ready: requirements-coverage.lock
 
 test-wheel: $(READY) ## build the wheel, install it into an empty environment and use it there (downloads the dependencies)
 	$(BIN)/python tests/install_wheel.py $(ARGS)
+
+tables: $(READY) ## every table and figure again, from a finished run's W&B runs alone (ARGS="experiment=main")
+	$(BIN)/python -m entmtp.from_logs $(ARGS)
 
 clean: ## remove what can be made again, but for downloads, heads and .venv
 	rm -rf results logs benchmarks outputs multirun .snakemake

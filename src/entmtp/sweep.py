@@ -218,41 +218,16 @@ def gather(folder: Path, plot: Any) -> None:
 
 
 def heat_maps(frame: Any, folder: Path, plot: Any) -> list[Path]:
-    """tokens/s over tau_on × tau_off for each task and policy; the optimum is framed, skipped pairs are blank.
+    """`heatmap_<task>.png`, with the policy in the name where the sweep has several: see figures_sweep.heat_map."""
+    from entmtp.evaluation.figures_sweep import heat_map, threshold_grids
 
-    Rows that differ in something else too (depth, experiment, …) share a cell, which then shows the best of them.
-    """
-    frame = frame.dropna(subset=["tau_on", "tau_off"])
-    many, paths = frame["policy"].nunique() > 1, []
-    for (task, policy), rows in frame.groupby(["task", "policy"], sort=False):
-        rows = rows.assign(tau_off=-rows["tau_off"])  # so that thresholds grow to the right and upwards
-        cells = {"index": "tau_off", "columns": "tau_on", "aggfunc": "max", "dropna": False}
-        values, ratios = (rows.pivot_table(values=key, **cells) for key in ("tokens_per_s", "over_star"))
-        if values.notna().any(axis=None):
-            paths.append(folder / f"heatmap_{task}{f'_{policy}' if many else ''}.png")
-            title = f"{task}, {policy} ({rows['engine'].iloc[0]}, {rows['split'].iloc[0]} split)"
-            _heat_map(values, ratios, title, paths[-1], plot)
+    grids, paths = list(threshold_grids(frame)), []
+    many = len({grid.policy for grid in grids}) > 1
+    for grid in grids:
+        paths.append(folder / f"heatmap_{grid.task}{f'_{grid.policy}' if many else ''}.png")
+        with atomic(paths[-1]) as partial:
+            heat_map(grid).savefig(partial, dpi=plot.dpi, format="png")
     return paths
-
-
-def _heat_map(values: Any, ratios: Any, title: str, path: Path, plot: Any) -> None:
-    import numpy as np
-    import seaborn as sns
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
-
-    notes = [[f"{v:.1f}\n{r:.3f}×" if v == v else "" for v, r in zip(*pair, strict=True)]
-             for pair in zip(values.to_numpy(), ratios.to_numpy(), strict=True)]  # fmt: skip
-    fig = Figure(figsize=(2.6 + 0.95 * values.shape[1], 1.6 + 0.7 * values.shape[0]), layout="constrained")
-    ax, bar = fig.subplots(), {"label": "tokens/s (× the best static tree)"}
-    sns.heatmap(values, ax=ax, annot=np.array(notes), fmt="", cmap="Blues", linewidths=1, cbar_kws=bar)
-    best_row, best_column = np.unravel_index(np.nanargmax(values.to_numpy()), values.shape)
-    ax.add_patch(Rectangle((best_column, best_row), 1, 1, fill=False, ec="black", lw=2.5, clip_on=False))
-    ax.set_xticklabels([f"{tau:.4g}" for tau in values.columns], rotation=0)
-    ax.set_yticklabels([f"{-tau:.4g}" for tau in values.index], rotation=0)
-    ax.set(xlabel="tau_on (one tree up above it)", ylabel="tau_off (one tree down at or below it)", title=title)
-    with atomic(path) as partial:
-        fig.savefig(partial, dpi=plot.dpi, format="png")
 
 
 @hydra.main(config_path=str(CONF), config_name="sweep", version_base="1.3")
@@ -268,7 +243,7 @@ def job(raw: DictConfig) -> float:
         row = {**run_job(config), "overrides": overrides, "job": settings.job.num if multirun else 0}
         path = Path(settings.runtime.output_dir) / "row.json"
         write_json(path, row)
-        track_sweep_job(config.tracking, overrides, row)
+        track_sweep_job(config.tracking, overrides, row, str(settings.sweep.dir) if multirun else "")
     except EntmtpError as error:  # SystemExit ends the whole multirun at the first job that cannot work
         raise SystemExit(f"error: {error}") from error
     speed = f"{row['tokens_per_s']:.2f} tokens/s" if row["status"] == "ok" else f"skipped: {row['reason']}"

@@ -95,7 +95,7 @@ def test_offline_run_holds_series_summary_table_and_figures(tmp_path):
     assert [row.get("signal") for row in series] == [0.25, None, 0.5] * 2
     assert series[0]["ms"] == 2.5 and series[0]["nodes"] == 8
     media = {key.rpartition("/")[0]: value for row in history for key, value in row.items() if key.endswith("/path")}
-    assert set(media) == {"summary", "figures/speedup"}
+    assert set(media) == {"summary", "prompts", "figures/speedup"}
     assert all((Path(runs[1]["dir"]) / "files" / path).is_file() for path in media.values())
     summary = {}
     for record in records:

@@ -132,6 +132,8 @@ rule track:
         bench=f"{RUN}/bench/{{task}}.parquet",
         summary=f"{RUN}/summary.json",
         figures=expand(f"{RUN}/figures/{{figure}}.png", figure=FIGURES),
+        files=tracked_files,
+        traces=expand(f"{RUN}/traces/{{heads}}/{{{{task}}}}.test.parquet", heads=CALIBRATED),
     output:
         tracking=f"{RUN}/tracking/{{task}}.json",
     log:
@@ -139,9 +141,30 @@ rule track:
     conda:
         "../../environment.yml"
     params:
+        run=lambda wildcards: RUN,
         tracking=PLAIN["tracking"],
         config=PLAIN,
         task="{task}",
         threads=CFG.threads,
     script:
         "../scripts/track.py"
+
+
+rule track_record:
+    input:
+        record=f"{RUN}/{{record}}.json",
+        summary=f"{RUN}/summary.json",
+    output:
+        tracking=f"{RUN}/tracking/records/{{record}}.json",
+    log:
+        f"{LOGS}/track_record/{{record}}.log",
+    conda:
+        "../../environment.yml"
+    wildcard_constraints:
+        record="scheduling|confadapt",
+    params:
+        tracking=PLAIN["tracking"],
+        config=PLAIN,
+        threads=CFG.threads,
+    script:
+        "../scripts/track_record.py"

@@ -138,7 +138,8 @@ def judged_growth(tasks):
 
 def second_method():
     """Products of self-distillation and ConfAdapt, where the experiment asks for them."""
-    return [f"{RUN}/confadapt.json"] if CFG.confadapt.enabled else []
+    made = [f"{RUN}/confadapt.json", f"{RUN}/tracking/records/confadapt.json"]
+    return made if CFG.confadapt.enabled else []
 
 
 def training_history():
@@ -165,6 +166,19 @@ def code_block(task):
         return None
     source = {key: to_plain(TASK_CFG[task])[key] for key in ("name", "source", "wheel", "sha256")}
     return {"task": source, "execute": CFG.confadapt.execute_code}
+
+
+def tracked_files(wildcards):
+    """What tables and figures read of a task beside its bench: small files, which its W&B run carries."""
+    task = wildcards.task
+    made = ("recalibrated", "throughput", "bank")
+    return [
+        f"{RUN}/config.yaml",
+        *(f"{RUN}/{kind}/{task}.json" for kind in ("checks/lossless", "checks/replay", "perplexity")),
+        *(f"{RUN}/trees/{kind}/{task}/{name}.json" for kind in CALIBRATED for name in made),
+        *(f"{RUN}/latency/{kind}.json" for kind in CALIBRATED),
+        *(policy_path(task, name) for name in POLICIES),
+    ]
 
 
 def per_task(pattern):

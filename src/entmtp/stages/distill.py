@@ -15,7 +15,7 @@ from entmtp.config import (
 )
 from entmtp.errors import EntmtpError
 from entmtp.evaluation.schema import check_schema
-from entmtp.io import Journal, read_json, read_parquet, sha256_file, sha256_json, write_json, write_parquet, write_text
+from entmtp.io import Journal, read_json, read_parquet, sha256_file, sha256_json, write_json, write_parquet
 from entmtp.provenance import provenance
 from entmtp.stages.common import open_block, write_verdicts
 
@@ -149,9 +149,7 @@ def _with_answers(tests: list[dict], params) -> tuple[str | None, list[dict]]:
 
 def confadapt_report(inp, out, params) -> None:
     """confadapt.json, its table, and the frontier of accuracy against acceleration."""
-    from entmtp.evaluation.confadapt_report import markdown
-    from entmtp.evaluation.figures import save_figure
-    from entmtp.evaluation.figures_science import accuracy_frontier
+    from entmtp.evaluation.records import make_confadapt
 
     rows = [row for path in inp.parts for row in read_json(path)]
     history = getattr(inp, "history", None)  # a published model was not trained here
@@ -163,5 +161,4 @@ def confadapt_report(inp, out, params) -> None:
     }
     check_schema(record, "confadapt")
     write_json(out.record, record)
-    write_text(out.table, markdown(rows))
-    save_figure(accuracy_frontier(rows, from_plain(PlotConfig, params["plot"])), Path(out.figure).with_suffix(""))
+    make_confadapt(record, from_plain(PlotConfig, params["plot"]), Path(out.table).parent)

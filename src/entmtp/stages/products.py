@@ -1,5 +1,6 @@
 """Stages that people read: summary, tables, figures, report, tracking."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -8,6 +9,9 @@ from omegaconf import OmegaConf
 from entmtp.config import BenchConfig, PlotConfig, TaskConfig, TrackingConfig, from_plain
 from entmtp.io import atomic, read_json, read_parquet, sha256_file, write_json, write_text
 from entmtp.provenance import provenance
+
+# of a rank trace, what figures read
+TRACE_COLUMNS = ["prompt_id", "position", "ranks", "gaps", "path_values", "entropy"]
 
 
 def summary(inp, out, params) -> None:
@@ -76,10 +80,33 @@ def publish(inp, out, params) -> None:
 
 
 def track(inp, out, params) -> None:
-    from entmtp.tracking import track_bench
+    """One W&B run a policy, and one with the files that the task's tables and figures are made of."""
+    from entmtp.tracking import track_bench, track_files
 
     task, config = params["task"], from_plain(TrackingConfig, params["tracking"])
+    summary, batch = read_json(inp.summary), sha256_file(inp.summary)
     rows = read_parquet(inp.bench).to_dict("records")
-    table = [row for row in read_json(inp.summary)["rows"] if row["task"] == task]
-    runs = track_bench(config, task, rows, table, list(inp.figures), params["config"])
-    write_json(out.tracking, {"task": task, "mode": config.mode, "runs": runs, "bench_sha256": sha256_file(inp.bench)})
+    table = [row for row in summary["rows"] if row["task"] == task]
+    runs = track_bench(config, task, rows, table, list(inp.figures), params["config"], batch)
+    files = {_within(path, params["run"]): Path(path).read_bytes() for path in inp.files}
+    # without the column `token`: texts are not logged
+    files |= {_within(path, params["run"]): read_parquet(path)[TRACE_COLUMNS].to_parquet(index=False)
+              for path in inp.traces}  # fmt: skip
+    files["provenance.json"] = json.dumps(summary["provenance"]).encode()
+    shared = track_files(config, "task", task, files, params["config"], batch)
+    write_json(out.tracking, {"task": task, "mode": config.mode, "runs": runs, "files": shared,
+                              "bench_sha256": sha256_file(inp.bench)})  # fmt: skip
+
+
+def track_record(inp, out, params) -> None:
+    """A W&B run with a record of the finished run: scheduling.json, confadapt.json."""
+    from entmtp.tracking import track_files
+
+    path, config = Path(inp.record), from_plain(TrackingConfig, params["tracking"])
+    files = {path.name: path.read_bytes()}
+    where = track_files(config, "record", path.stem, files, params["config"], sha256_file(inp.summary))
+    write_json(out.tracking, {"record": path.stem, "mode": config.mode, "run": where})
+
+
+def _within(path: str, run: str) -> str:
+    return Path(path).relative_to(run).as_posix()

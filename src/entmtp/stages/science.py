@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from entmtp.evaluation.schema import check_schema
-from entmtp.io import read_json, read_parquet, write_json, write_text
+from entmtp.io import read_json, read_parquet, write_json
 from entmtp.provenance import provenance
 from entmtp.stages.common import read_trees
 
@@ -46,10 +46,9 @@ def scheduling(inp, out, params) -> None:
     from entmtp.calibration.latency_table import LatencyTable
     from entmtp.calibration.replay import Trace
     from entmtp.config import PlotConfig, from_plain
-    from entmtp.evaluation.figures import save_figure
-    from entmtp.evaluation.figures_science import headroom, predicted_against_measured
+    from entmtp.evaluation.records import make_scheduling
     from entmtp.science.headroom import STAR
-    from entmtp.science.report import combine, markdown
+    from entmtp.science.report import combine
     from entmtp.science.transfer import Fitted, transfer_rows
     from entmtp.tree.bank import Bank
 
@@ -68,10 +67,7 @@ def scheduling(inp, out, params) -> None:
                      provenance(params["block"]))  # fmt: skip
     check_schema(record, "scheduling")
     write_json(out.record, record)
-    write_text(out.markdown, markdown(record))
-    plot = from_plain(PlotConfig, params["plot"])
-    save_figure(headroom(record["rows"], plot), Path(out.headroom).with_suffix(""))
-    save_figure(predicted_against_measured(record["rows"], plot), Path(out.prediction).with_suffix(""))
+    make_scheduling(record, from_plain(PlotConfig, params["plot"]), Path(out.markdown).parent)
     for name, means in record["geometric_mean_over_static"].items():
         print(f"{name}: {100 * (means['live'] - 1):+.1f}% over the static optimum, live, geometric mean over tasks "
               f"(worst {100 * (means['worst'] - 1):+.1f}%)", flush=True)  # fmt: skip
