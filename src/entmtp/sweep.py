@@ -215,7 +215,8 @@ def main() -> None:
     except HydraException as error:
         # a launcher's cause would be another process's traceback
         cause = f" ({error.__cause__})" if isinstance(error.__cause__, OmegaConfBaseException) else ""
-        hint = ": pip install 'entmtp[cluster]'" if "submitit" in str(error) else ""
+        absent = "'hydra/launcher/submitit_" in str(error).partition("\n")[0]
+        hint = "; pip install 'entmtp[cluster]'" if absent else ""
         sys.exit(f"error: config: {' '.join(f'{error}{cause}'.split())}{hint}")
     except OSError as error:  # Hydra's own folders
         sys.exit(f"error: {error.filename}: {error.strerror}")

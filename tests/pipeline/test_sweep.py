@@ -198,7 +198,7 @@ def test_live_engine_measures(world):
         (["-m", "task=gsm8k", "policy.tau_on=0.2,0.3"], "the pipeline has not made it for task 'gsm8k'"),
         (["task=sharegpt", "sweep.split=test"], "run `snakemake --cores all --config experiment=smoke` first"),
         (["-m", "task=sharegpt", "hydra.sweep.dir=/dev/null/no"], "/dev/null/no: Not a directory"),
-        (["-m", "hydra/launcher=nowhere"], "config: In 'sweep': Could not find 'hydra/launcher/nowhere'"),
+        (["-m", "hydra/launcher=nowhere"], "Could not find 'hydra/launcher/nowhere'"),
         (["-m", "hydra/sweeper=tau", "task=sharegpt,litbench"], "would let it take the fastest of them"),
         (["-m", "hydra/launcher=cores", "task=sharegpt", "sweep.engine=live"], "jobs side by side would slow"),
         (["task=sharegpt", "sweep.engine=fast"], "config key 'sweep.engine': 'fast' is not one of replay, live"),
