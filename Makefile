@@ -32,6 +32,13 @@ reproduce: $(READY) ## the main job: tables, figures and report in results/ (ARG
 test: $(READY) lint ## everything that CI runs
 	$(BIN)/python -m pytest $(ARGS)
 
+SLURM := slurmctld slurmd slurm-client munge
+
+test-slurm: $(READY) ## the smoke DAG and sweeps on a real Slurm of one node (Debian; as root it installs what is missing)
+	@export PATH="$$PATH:/usr/sbin"; which slurmctld slurmd sbatch munged > /dev/null || { apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends $(SLURM) > /dev/null; }
+	$(BIN)/python -m pytest -v tests/slurm/suite.py $(ARGS)
+
 lint: $(READY) ## format checks, ruff, snakemake --lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

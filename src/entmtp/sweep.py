@@ -1,12 +1,11 @@
 """`python -m entmtp.sweep -m …`: a Hydra multirun over policies, by replay of a run folder's traces or live.
 
-A job writes `row.json` into its Hydra folder; at the end GatherRows makes `rows.parquet`, `rows.csv` and one heat map
-(tau_on × tau_off) a task and policy. Files are the only link between jobs, so that any launcher and sweeper works.
+A job writes `row.json` into its Hydra folder; at the end `sweep_gather` makes `rows.parquet`, `rows.csv` and one heat
+map (tau_on × tau_off) a task and policy. Files are the only link between jobs, so that any launcher and sweeper works.
 """
 
 import os
 import sys
-import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,12 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from entmtp.config import CONF, Config, HeadsConfig, check_choice, refuse_aliases, validate
-from entmtp.errors import EntmtpError
-from entmtp.io import atomic, read_json, read_parquet, write_json, write_parquet
-
-TABLE = ["task", "policy", "heads", "tau_on", "tau_off", "depth", "trees", "accept_length", "tokens_per_s", "over_star"]
-SHOWN = 12  # rows of the closing table, shared by the tasks
+from entmtp.errors import EntmtpError, first_line
+from entmtp.io import read_json, read_parquet, write_json
 
 
 def run_job(config: Config) -> dict:
@@ -179,57 +174,6 @@ def _counts(policy, steps: list[tuple[int, int]], tokens: int, milliseconds: flo
     }  # fmt: skip
 
 
-class GatherRows(Callback):
-    """Rows of all jobs into one Parquet, one CSV, heat maps and a closing table on stdout."""
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        for old in Path(config.hydra.sweep.dir).rglob("row.json"):  # of an earlier sweep in the same folder
-            old.unlink()
-
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        try:
-            gather(Path(config.hydra.sweep.dir), config.plot)
-        except Exception as error:  # Hydra would turn it into a warning and end well
-            if not isinstance(error, EntmtpError):
-                traceback.print_exc()
-            raise SystemExit(f"error: {error}") from error
-
-
-def gather(folder: Path, plot: Any) -> None:
-    import pandas as pd
-
-    rows = sorted((read_json(path) for path in folder.rglob("row.json")), key=lambda row: row["job"])
-    if not rows:
-        raise EntmtpError(f"{folder}: no job of this sweep wrote a row")
-    frame = pd.DataFrame(rows)
-    for key in ("tau_on", "tau_off", "depth", "tokens_per_s", "over_star", "accept_length"):
-        frame[key] = frame[key].astype(float) if key in frame else float("nan")  # all rows may have been skipped
-    write_parquet(folder / "rows.parquet", frame)
-    with atomic(folder / "rows.csv") as partial:
-        frame.to_csv(partial, index=False)
-    for path in heat_maps(frame, folder, plot):
-        print(f"heat map: {path}")
-    done = frame[frame["status"] == "ok"].sort_values("tokens_per_s", ascending=False)
-    if len(done):
-        best = done.groupby("task", sort=False).head(max(1, SHOWN // done["task"].nunique()))
-        shown = best.sort_values(["task", "tokens_per_s"], ascending=[True, False]).reindex(columns=TABLE)
-        print(shown.to_string(index=False, float_format=lambda value: f"{value:.4g}", na_rep="-"))
-    print(f"{len(done)} rows, {len(frame) - len(done)} skipped (tau_off > tau_on)\nrows: {folder / 'rows.parquet'}")
-
-
-def heat_maps(frame: Any, folder: Path, plot: Any) -> list[Path]:
-    """`heatmap_<task>.png`, with the policy in the name where the sweep has several: see figures_sweep.heat_map."""
-    from entmtp.evaluation.figures_sweep import heat_map, threshold_grids
-
-    grids, paths = list(threshold_grids(frame)), []
-    many = len({grid.policy for grid in grids}) > 1
-    for grid in grids:
-        paths.append(folder / f"heatmap_{grid.task}{f'_{grid.policy}' if many else ''}.png")
-        with atomic(paths[-1]) as partial:
-            heat_map(grid).savefig(partial, dpi=plot.dpi, format="png")
-    return paths
-
-
 @hydra.main(config_path=str(CONF), config_name="sweep", version_base="1.3")
 def job(raw: DictConfig) -> float:
     """One Hydra job. Returns tokens/s (0 when skipped), an objective for sweepers that look for one."""
@@ -244,7 +188,10 @@ def job(raw: DictConfig) -> float:
         path = Path(settings.runtime.output_dir) / "row.json"
         write_json(path, row)
         track_sweep_job(config.tracking, overrides, row, str(settings.sweep.dir) if multirun else "")
-    except EntmtpError as error:  # SystemExit ends the whole multirun at the first job that cannot work
+    except EntmtpError as error:
+        if "SUBMITIT_EXECUTOR" in os.environ:
+            raise  # on another machine: the result file carries it to the sweep's own process, which says it
+        # ends the whole multirun at the first job that cannot work
         raise SystemExit(f"error: {error}") from error
     speed = f"{row['tokens_per_s']:.2f} tokens/s" if row["status"] == "ok" else f"skipped: {row['reason']}"
     print(f"#{row['job']} {' '.join(overrides)}: {speed}{'' if multirun else f' ({path})'}", flush=True)
@@ -258,7 +205,8 @@ def main() -> None:
         refuse_aliases(CONF)
         for override in sys.argv[1:]:
             group, _, names = override.lstrip("+~").partition("=")
-            if (CONF / group).is_dir() and names and not set("()[]{}") & set(names):  # plain lists of names only
+            ours = (CONF / group).is_dir() and not group.startswith("hydra/")  # plugins add to Hydra's own groups
+            if ours and names and not set("()[]{}") & set(names):  # plain lists of names only
                 for name in names.split(","):
                     check_choice(group, name)
         job()
@@ -267,11 +215,17 @@ def main() -> None:
     except HydraException as error:
         # a launcher's cause would be another process's traceback
         cause = f" ({error.__cause__})" if isinstance(error.__cause__, OmegaConfBaseException) else ""
-        sys.exit(f"error: config: {' '.join(f'{error}{cause}'.split())}")
+        absent = "'hydra/launcher/submitit_" in str(error).partition("\n")[0]
+        hint = "; pip install 'entmtp[cluster]'" if absent else ""
+        sys.exit(f"error: config: {' '.join(f'{error}{cause}'.split())}{hint}")
     except OSError as error:  # Hydra's own folders
         sys.exit(f"error: {error.filename}: {error.strerror}")
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        if not type(error).__module__.startswith("submitit"):
+            raise
+        sys.exit(f"error: a job of the sweep did not finish: {first_line(error)}")
 
 
 if __name__ == "__main__":

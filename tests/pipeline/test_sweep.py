@@ -8,6 +8,7 @@ from types import SimpleNamespace as Files
 
 import pandas as pd
 import pytest
+import yaml
 
 from entmtp.calibration.latency_table import LatencyTable
 from entmtp.calibration.replay import Trace
@@ -109,6 +110,61 @@ def test_joblib_launcher_and_open_thresholds(world):
     assert rows.loc["entmtp_star", "over_star"] <= 1 and rows.loc["ar", "accept_length"] == 1
 
 
+def test_parallel_replay_gives_the_same_rows(world):
+    frames = []
+    for name, launcher in (("serial", []), ("cores", ["hydra/launcher=cores", "hydra.launcher.n_jobs=2"])):
+        done = sweep(
+            world, "-m", "task=sharegpt", "policy=entmtp_tau", "policy.tau_on=0.005,0.02", "policy.tau_off=0.001",
+            f"hydra.sweep.dir={world / name}", "tracking=disabled", *launcher,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        frames.append(pd.read_parquet(world / name / "rows.parquet"))
+    pd.testing.assert_frame_equal(*(frame.drop(columns="overrides") for frame in frames))
+
+
+def search(world: Path, name: str, *arguments: str) -> pd.DataFrame:
+    done = sweep(
+        world, "-m", "hydra/sweeper=tau", "task=sharegpt", "policy=entmtp_tau", "hydra.sweeper.n_trials=8",
+        "policy.tau_on=tag(log, interval(0.001, 0.1))", "policy.tau_off=tag(log, interval(0.001, 0.1))",
+        f"hydra.sweep.dir={world / name}", "tracking=disabled", *arguments,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "optimum of sharegpt, entmtp_tau: tau_on=" in done.stdout
+    return pd.read_parquet(world / name / "rows.parquet")
+
+
+def test_optuna_searches_continuous_thresholds(world):
+    rows = search(world, "optuna")
+    assert len(rows) == 8 and rows["tau_on"].nunique() == rows["tau_off"].nunique() == 8
+    assert rows[["tau_on", "tau_off"]].stack().between(0.001, 0.1).all()
+    assert (rows["status"] == "skipped").eq(rows["tau_off"] > rows["tau_on"]).all()
+    found = yaml.safe_load((world / "optuna" / "optimization_results.yaml").read_text())
+    best = rows.loc[rows["tokens_per_s"].idxmax()]
+    assert found["best_value"] == best["tokens_per_s"]
+    assert found["best_params"] == {"policy.tau_on": best["tau_on"], "policy.tau_off": best["tau_off"]}
+    for row in rows[rows["status"] == "ok"].itertuples():
+        assert row.tokens_per_s == pytest.approx(fitted(world, "sharegpt", tau_on=row.tau_on, tau_off=row.tau_off))
+    assert (world / "optuna" / "heatmap_sharegpt.png").read_bytes().startswith(b"\x89PNG")
+
+    # the first ten trials are draws of the seed alone, however many run at once
+    again = search(world, "again", "hydra/launcher=cores", "hydra.launcher.n_jobs=2", "hydra.sweeper.n_jobs=4")
+    pd.testing.assert_frame_equal(again.drop(columns="overrides"), rows.drop(columns="overrides"))
+
+
+def test_submitit_runs_jobs_in_processes_of_their_own(world):
+    """As hydra/launcher=slurm does, but on this machine; on a real Slurm: `make test-slurm`."""
+    pytest.importorskip("submitit")
+    out = world / "submitit"
+    launcher = ["hydra/launcher=submitit_local", f"hydra.sweep.dir={out}", "tracking=disabled"]
+    done = sweep(world, "-m", "task=sharegpt", "policy=entmtp_star,ar", *launcher)
+    assert done.returncode == 0, done.stderr
+    assert list(pd.read_parquet(out / "rows.parquet")["policy"]) == ["entmtp_star", "ar"]
+    done = sweep(world, "-m", "task=gsm8k", "policy=entmtp_star,ar", *launcher)
+    assert done.returncode == 1
+    assert "the pipeline has not made it for task 'gsm8k'" in done.stderr.rstrip().splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
 def test_every_kind_of_policy_can_be_swept(world):
     out = world / "kinds"
     done = sweep(
@@ -142,6 +198,9 @@ def test_live_engine_measures(world):
         (["-m", "task=gsm8k", "policy.tau_on=0.2,0.3"], "the pipeline has not made it for task 'gsm8k'"),
         (["task=sharegpt", "sweep.split=test"], "run `snakemake --cores all --config experiment=smoke` first"),
         (["-m", "task=sharegpt", "hydra.sweep.dir=/dev/null/no"], "/dev/null/no: Not a directory"),
+        (["-m", "hydra/launcher=nowhere"], "Could not find 'hydra/launcher/nowhere'"),
+        (["-m", "hydra/sweeper=tau", "task=sharegpt,litbench"], "would let it take the fastest of them"),
+        (["-m", "hydra/launcher=cores", "task=sharegpt", "sweep.engine=live"], "jobs side by side would slow"),
         (["task=sharegpt", "sweep.engine=fast"], "config key 'sweep.engine': 'fast' is not one of replay, live"),
     ],
 )

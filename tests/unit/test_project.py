@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def pins() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return set(project["dependencies"]) | set(project["optional-dependencies"]["dev"])
+    extras = project["optional-dependencies"]
+    return {*project["dependencies"], *extras["dev"], *extras["cluster"]}
 
 
 def normal(pin: str) -> str:

@@ -25,6 +25,7 @@ rule bench:
     threads: workflow.cores
     resources:
         device=1,
+        gpu=GPU,
     params:
         **base(),
         **BENCH,
@@ -46,6 +47,8 @@ rule check_lossless:
         f"{LOGS}/check_lossless/{{task}}.log",
     conda:
         "../../environment.yml"
+    resources:
+        gpu=GPU,
     params:
         **base(),
         decoding=PLAIN["decoding"],
@@ -71,6 +74,8 @@ rule check_replay:
         f"{LOGS}/check_replay/{{task}}.log",
     conda:
         "../../environment.yml"
+    resources:
+        gpu=GPU,
     params:
         **base(),
         **BENCH,
@@ -120,6 +125,8 @@ rule perplexity:
         f"{LOGS}/perplexity/{{task}}.log",
     conda:
         "../../environment.yml"
+    resources:
+        gpu=GPU,
     params:
         **base(),
         task="{task}",

@@ -51,6 +51,8 @@ PLAIN = to_plain(CFG)
 # kinds of heads whose trees are searched: those of policies that use a bank
 CALIBRATED = sorted({p.heads for p in POLICY_CFG.values() if p.heads and p.kind not in KINDS_OF_POLICY})
 USED = sorted({p.heads for p in POLICY_CFG.values() if p.heads})
+# what a job asks for that opens the target on a GPU; None leaves the resource out
+GPU = 1 if CFG.device.startswith("cuda") else None
 # kinds of heads whose policies grow trees
 GROWN = sorted({p.heads for p in POLICY_CFG.values() if p.kind in GROWING})
 # whose policies `snakemake scheduling` judges

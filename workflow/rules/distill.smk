@@ -15,6 +15,8 @@ rule distill:
     conda:
         "../../environment.yml"
     threads: workflow.cores
+    resources:
+        gpu=GPU,
     params:
         **base(),
         distill=PLAIN["distill"],
@@ -52,6 +54,7 @@ rule confadapt_latency:
     threads: workflow.cores
     resources:
         device=1,
+        gpu=GPU,
     params:
         **base(),
         mtp=PLAIN["mtp"],
@@ -77,6 +80,7 @@ rule confadapt:
     threads: workflow.cores
     resources:
         device=1,
+        gpu=GPU,
     params:
         **base(),
         mtp=PLAIN["mtp"],
@@ -102,6 +106,8 @@ rule confadapt_judged:
         f"{LOGS}/confadapt/{{task}}.judged.log",
     conda:
         "../../environment.yml"
+    resources:
+        gpu=GPU,
     params:
         **base(),
         task="{task}",

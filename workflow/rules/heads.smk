@@ -20,6 +20,8 @@ rule heads_eval_texts:
     conda:
         "../../environment.yml"
     threads: workflow.cores
+    resources:
+        gpu=GPU,
     params:
         **base(),
         decoding=PLAIN["decoding"],
@@ -46,6 +48,7 @@ rule heads_eval:
     threads: workflow.cores
     resources:
         device=1,
+        gpu=GPU,
     params:
         **base(),
         kind="{heads}",
@@ -88,6 +91,8 @@ if CFG.heads.source == "random":
             f"{LOGS}/heads/{{heads}}.log",
         conda:
             "../../environment.yml"
+        resources:
+            gpu=GPU,
         params:
             **base(),
             heads=lambda wildcards: to_plain(HEADS_CFG[wildcards.heads]),
@@ -123,6 +128,8 @@ else:
         conda:
             "../../environment.yml"
         threads: workflow.cores
+        resources:
+            gpu=GPU,
         params:
             **{**base(), "dtype": CFG.corpus.dtype},
             corpus={key: PLAIN["corpus"][key] for key in SELF_PROMPT_KEYS},
@@ -141,6 +148,8 @@ else:
         conda:
             "../../environment.yml"
         threads: workflow.cores
+        resources:
+            gpu=GPU,
         params:
             **{**base(), "dtype": CFG.corpus.dtype},
             corpus=lambda wildcards: PLAIN["corpus"],
@@ -159,6 +168,8 @@ else:
         conda:
             "../../environment.yml"
         threads: workflow.cores
+        resources:
+            gpu=GPU,
         params:
             **{**base(), "dtype": CFG.corpus.dtype},
             corpus={key: PLAIN["corpus"][key] for key in ("top_k", "held_out")},
@@ -179,6 +190,7 @@ else:
         threads: workflow.cores
         resources:
             device=1,
+            gpu=GPU,
         params:
             **base(),
             heads=heads_block(CFG.heads.name),
@@ -201,6 +213,8 @@ else:
         conda:
             "../../environment.yml"
         threads: workflow.cores
+        resources:
+            gpu=GPU,
         params:
             **{**base(), "dtype": CFG.corpus.dtype},
             heads=lambda wildcards: to_plain(HEADS_CFG[wildcards.heads]),

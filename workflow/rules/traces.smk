@@ -12,6 +12,8 @@ rule texts:
     conda:
         "../../environment.yml"
     threads: workflow.cores
+    resources:
+        gpu=GPU,
     params:
         **base(),
         decoding=PLAIN["decoding"],
@@ -32,6 +34,8 @@ rule traces:
         f"{LOGS}/traces/{{heads}}/{{task}}.log",
     conda:
         "../../environment.yml"
+    resources:
+        gpu=GPU,
     params:
         **base(),
         decoding=PLAIN["decoding"],
@@ -53,6 +57,8 @@ rule growth:
         f"{LOGS}/growth/{{heads}}/{{task}}.log",
     conda:
         "../../environment.yml"
+    resources:
+        gpu=GPU,
     params:
         **base(),
         growth=PLAIN["growth"],

@@ -16,6 +16,8 @@ rule frontier:
     conda:
         "../../environment.yml"
     threads: workflow.cores if ROLLOUT else 1
+    resources:
+        gpu=GPU if ROLLOUT else None,
     params:
         **base(),
         search=PLAIN["search"],
@@ -58,6 +60,7 @@ rule latency:
     threads: workflow.cores
     resources:
         device=1,
+        gpu=GPU,
     params:
         **base(),
         latency=PLAIN["latency"],
@@ -84,6 +87,7 @@ rule throughput:
     threads: workflow.cores
     resources:
         device=1,
+        gpu=GPU,
     params:
         **base(),
         bank=PLAIN["bank"],
