@@ -151,7 +151,7 @@ def regenerate(chosen: Chosen, out: Path, plot: PlotConfig | None = None) -> boo
 
 def regenerate_sweep(runs: Iterable[LoggedRun], sweep: str, out: Path, plot: PlotConfig) -> None:
     """Rows and heat maps of a multirun, named by its folder ("latest": the newest), as the sweep itself makes them."""
-    from entmtp.sweep import gather
+    from entmtp.sweep_gather import gather
 
     jobs = [run for run in runs if run.job == "sweep" and run.config.get("sweep")]
     known = list(dict.fromkeys(run.config["sweep"] for run in sorted(jobs, key=lambda run: run.created)))

@@ -18,7 +18,7 @@ from entmtp.config import PlotConfig, TrackingConfig, to_plain
 from entmtp.errors import EntmtpError
 from entmtp.evaluation.make import make_figures, make_summary, make_tables
 from entmtp.io import read_json, write_json
-from entmtp.sweep import gather
+from entmtp.sweep_gather import gather
 from entmtp.tracking import BATCH, track_sweep_job
 from entmtp.wandb_runs import HEADER, ServerRun, log_entries, offline_runs, server_runs
 

@@ -1,4 +1,4 @@
-"""The compiled engine of the CPU: `native.c`, built by the machine's own C compiler at first use.
+"""The compiled engine of the CPU: `engine/native.c`, built by the machine's own C compiler at first use.
 
 Without a compiler everything still works, through oneDNN and Numba (`target/cpu.py`), only slower. The library is kept
 in the user's cache folder under the hash of its source, its flags and the processor, so it is built once a machine.
@@ -21,13 +21,13 @@ from torch import Tensor
 
 from entmtp.target.cache import KVCache
 
-SOURCE = Path(__file__).with_name("native.c")
+SOURCE = Path(__file__).with_name("engine") / "native.c"
 FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-ffp-contract=fast", "-std=gnu11", "-Wno-psabi",
          "-fopenmp", "-fPIC", "-shared"]  # fmt: skip
-LANES = 16  # as in native.c
+LANES = 16  # as in engine/vectors.h
 CHUNK = 64 << 20
 DTYPES = (torch.float32, torch.bfloat16)
-DEEP = {torch.float32: 1, torch.bfloat16: 32}  # as in native.c
+DEEP = {torch.float32: 1, torch.bfloat16: 32}  # as in engine/vectors.h
 HEAD_DIMS, POINTER, INT = (16, 32, 64, 128), ctypes.c_void_p, ctypes.c_int64
 
 
@@ -68,7 +68,8 @@ def _processor() -> str:
 def build(folder: Path, dtype: torch.dtype) -> Path:
     """The shared library in `folder`, compiled unless it is there. Raises OSError or SubprocessError."""
     flags = [*FLAGS, *(["-DHALF"] if dtype == torch.bfloat16 else [])]
-    key = "\x00".join([SOURCE.read_text(), *flags, compiler() or "", _processor()])
+    sources = [path.read_text() for path in sorted(SOURCE.parent.glob("*.[ch]"))]
+    key = "\x00".join([*sources, *flags, compiler() or "", _processor()])
     path = folder / f"native-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
