@@ -119,7 +119,7 @@ INLINE const float *unpacked(const stored *from, int64_t size, float *room)
 #endif
 }
 
-/* The visible keys or values number first, … of a row, into `room` [count, dim]: the context's, then the new ones it sees. */
+/* The keys or values that a row sees, from number `first` on, into `room` [count, dim]: the context's, then new ones. */
 INLINE void gather(const stored *from, int64_t first, int64_t count, int64_t dim, int64_t context, const int32_t *seen,
                    float *room)
 {

@@ -76,7 +76,8 @@ void forward(const Model *m, const float *x, const int64_t *positions, int64_t n
     float *residual = scratch, *qkv = residual + n * h, *attended = qkv + n * qkv_size;
     float *active = attended + n * wide, *normed = active + n * m->inner, *panels = normed + threads * n * h;
     float *scores = panels + threads * (n * widest(m) + LANES);
-    int32_t *count = (int32_t *)(scores + threads * SHARE * groups * stride), *seen = count + n, *taken = seen + (mask ? n * n : n);
+    int32_t *count = (int32_t *)(scores + threads * SHARE * groups * stride), *seen = count + n;
+    int32_t *taken = seen + (mask ? n * n : n);
     const float scale = 1.0f / sqrtf((float)d);
     memcpy(residual, x, n * h * sizeof(float));
     memset(taken, 0, 4 * m->depth * sizeof(int32_t));
