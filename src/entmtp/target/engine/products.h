@@ -11,7 +11,7 @@
 #define FEW 12  /* rows of a tile of two blocks, and */
 #define WIDE 24 /* of one: 24 accumulators, the weights and a factor fit 32 registers */
 /* What memory is asked for, in elements before it is needed: into the second-level cache, past the pages that the
- * processor's own prefetching stops at. Into the first it would wait for a free line. */
+ * processor's own prefetching stops at. */
 #define AHEAD 2048
 #define ASK(p) __builtin_prefetch((p) + AHEAD, 0, 2)
 
