@@ -92,7 +92,7 @@ coverage: $(READY) $(TOOLS)/.ready ## line coverage of src/entmtp by all tests, 
 		$(BIN)/python -m coverage html --quiet --directory $(dir $(MEASURED))html --fail-under 0 && \
 		$(BIN)/python -m coverage report
 
-$(TOOLS)/.ready: requirements-coverage.lock
+$(TOOLS)/.ready: requirements-coverage.lock | $(READY)
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(TOOLS) -r requirements-coverage.lock
 	touch $(TOOLS)/.ready
 
