@@ -51,7 +51,7 @@ def threshold_grids(rows: pd.DataFrame) -> Iterator[ThresholdGrid]:
 
 
 def heat_map(grid: ThresholdGrid) -> Figure:
-    """Tokens/s of every pair; the optimum in a solid frame, pairs within 1% of it in dashed ones, skipped ones blank."""
+    """Tokens/s of every pair. Solid frame: the optimum; dashed: pairs within 1% of it; blank: skipped pairs."""
     speed, near = grid.speed, grid.near().to_numpy()
     notes = [[f"{v:.1f}\n{r:.3f}×" if v == v else "" for v, r in zip(*pair, strict=True)]
              for pair in zip(speed.to_numpy(), grid.over_star.to_numpy(), strict=True)]  # fmt: skip
