@@ -133,14 +133,16 @@ def _decode_in_parts(
         drafter.start(hidden, root)
         return decoder.propose(compiled, root)
 
+    def decide() -> int:
+        return ladder.decide(decoder._path_values(ladder, logits))
+
     while cache.length < end:
         drafted = timed("propose", propose)
-        timed("scheduler", lambda: ladder.decide(decoder._path_values(ladder, logits)))
-        all_hidden, all_logits = timed("verify", lambda: decoder.forward(compiled, drafted))
-        nodes, root = timed(
-            "accept", lambda: decoder.accept(compiled, drafted.tolist(), all_logits, chooser, decoding)
-        )
-        timed("commit", lambda: cache.commit(nodes))
+        timed("scheduler", decide)
+        all_hidden, all_logits = timed("verify", partial(decoder.forward, compiled, drafted))
+        accept = partial(decoder.accept, compiled, logits=all_logits, chooser=chooser, decoding=decoding)
+        nodes, root = timed("accept", lambda: accept(drafted.tolist()))  # noqa: B023
+        timed("commit", partial(cache.commit, nodes))
         hidden, logits = all_hidden[nodes], all_logits[nodes[-1] : nodes[-1] + 1]
         steps += 1
     return steps, seconds

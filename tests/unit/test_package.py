@@ -46,7 +46,11 @@ def test_the_wheel_holds_the_whole_package_and_the_configuration_and_nothing_els
     package = {path for path in SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     expected = {path.relative_to(ROOT / "src").as_posix() for path in package}
     expected |= {f"entmtp/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "conf").rglob("*.yaml")}
-    assert {"entmtp/target/engine/native.c", "entmtp/conf/config.yaml", "entmtp/conf/policy/entmtp_tau.yaml"} <= expected
+    assert {
+        "entmtp/target/engine/native.c",
+        "entmtp/conf/config.yaml",
+        "entmtp/conf/policy/entmtp_tau.yaml",
+    } <= expected
     info = f"entmtp-{entmtp.__version__}.dist-info/"
     assert {name for name in names if not name.startswith(info)} == expected
 

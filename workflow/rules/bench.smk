@@ -165,10 +165,10 @@ rule track_record:
         tracking=f"{RUN}/tracking/records/{{record}}.json",
     log:
         f"{LOGS}/track_record/{{record}}.log",
-    conda:
-        "../../environment.yml"
     wildcard_constraints:
         record="scheduling|confadapt",
+    conda:
+        "../../environment.yml"
     params:
         tracking=PLAIN["tracking"],
         config=PLAIN,

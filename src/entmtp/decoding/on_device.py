@@ -1,5 +1,5 @@
-"""A greedy step that stays on the device: drafting, verifying, accepting, committing and the next position's signals are
-one sequence of operators of fixed shapes, after which the host reads one small vector. That is the only wait.
+"""A greedy step that stays on the device: drafting, verifying, accepting, committing and the next position's signals
+are one sequence of operators of fixed shapes, after which the host reads one small vector. That is the only wait.
 
 On CUDA the sequence of each topology is captured once as a graph, and switching trees is replaying another one.
 Elsewhere the same operators run one by one; that is how they are tested without a GPU.

@@ -132,8 +132,8 @@ ARENA = Arena()
 class NativeLinear:
     """x [..., in] -> [..., out] in float32, by a weight of either dtype; a row's result does not depend on other rows.
 
-    `paired`: blocks of both halves of the columns alternate (gates and what they gate), for the fused layers. A bfloat16
-    weight meets x rounded to bfloat16 in the processor's matrix unit where there is one, unless `exact`: x in float32.
+    `paired`: blocks of both halves of the columns alternate (gates and what they gate), for the fused layers. A
+    bfloat16 weight meets x rounded to bfloat16 in the processor's matrix unit where there is one, unless `exact`.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, paired: bool = False, exact: bool = False):
