@@ -104,6 +104,8 @@ rule record_generation:
     conda:
         "../../environment.yml"
     threads: workflow.cores
+    resources:
+        gpu=GPU,
     params:
         **base(),
         **BENCH,
