@@ -131,6 +131,7 @@ def _decode_in_parts(
 
     def propose() -> Tensor:
         drafter.start(hidden, root)
+        drafter.extend(ladder.depth)
         return decoder.propose(compiled, root)
 
     def decide() -> int:
