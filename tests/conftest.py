@@ -1,5 +1,6 @@
 """Shared fixtures: a tiny random target, tiny random draft heads, and a drafter that knows the continuation."""
 
+import importlib.util
 import os
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -170,6 +171,19 @@ def tree_maker():
 @pytest.fixture(scope="session")
 def heads_maker():
     return make_heads
+
+
+@pytest.fixture(scope="session")
+def module_at():
+    """module_at(path): a module that lies outside of the package."""
+
+    def load(path):
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture

@@ -33,14 +33,20 @@ REPEATS = 15
 PARTS = ("propose", "verify", "accept", "commit", "scheduler")
 
 
+def settle(device: str) -> None:
+    """Wait for what was left to the device."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
 def waiting(run: Callable[[], object], device: str) -> Callable[[], object]:
-    """`run`, and the wait for what it left to the device."""
+    """`run`, and the wait."""
 
     def both() -> None:
         run()
-        torch.cuda.synchronize()
+        settle(device)
 
-    return both if device.startswith("cuda") else run
+    return both
 
 
 @torch.inference_mode()
@@ -113,7 +119,6 @@ def _decode_in_parts(
     target, drafter, cache = decoder.target, decoder.drafter, decoder.cache
     compiled, chooser = decoder.compile(tree), make_chooser(target, decoding, "")
     ladder = LadderPolicy("ladder", [tree, tree], depth=2, thresholds=[0.5])  # it switches, to a tree of the same shape
-    settle = torch.cuda.synchronize if target.device.startswith("cuda") else lambda: None
     seconds, steps = dict.fromkeys(PARTS, 0.0), 0
     cache.reset()
     drafter.reset()
@@ -122,10 +127,10 @@ def _decode_in_parts(
     root, end = chooser(logits, [len(prompt)])[0], cache.length + decoding.max_new_tokens
 
     def timed(stage: str, run: Callable):
-        settle()
+        settle(target.device)
         begin = time.perf_counter()
         made = run()
-        settle()
+        settle(target.device)
         seconds[stage] += time.perf_counter() - begin
         return made
 

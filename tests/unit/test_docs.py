@@ -213,11 +213,8 @@ def test_the_reference_names_what_exists_and_the_whole_library():
 
 
 @pytest.fixture(scope="module")
-def hooks():
-    spec = importlib.util.spec_from_file_location("site_hooks", DOCS / "site_hooks.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def hooks(module_at):
+    return module_at(DOCS / "site_hooks.py")
 
 
 def test_the_configuration_page_has_every_key_with_its_default(hooks):

@@ -36,6 +36,16 @@ def record_of(case, policy: Policy, number: int = 3, change=lambda row: row) -> 
     return record
 
 
+def test_steps_are_recorded_where_others_would_stay_on_the_device(traced, trees):
+    case = traced("hydra")
+    decoder = RecordingDecoder(case.target, case.drafter, 160)
+    decoder.graphs = True  # as on CUDA
+    prompt = case.prompts[3]
+    made, drafts = decoder.record(prompt["token_ids"], policy_of("tau", trees), case.decoding, prompt["id"])
+    assert len(drafts) == len(made.steps) > 0
+    assert [len(draft.accepted) for draft in drafts[:-1]] == [len(step.tokens) for step in made.steps[:-1]]
+
+
 def tokens_of(record: dict) -> list[int]:
     return [step["tokens"][node] for step in record["steps"] for node in step["accepted"][: step["committed"]]]
 

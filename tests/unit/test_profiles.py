@@ -1,6 +1,5 @@
 """profiles/: the rules that they name exist, timed rules have their node to themselves, and a run composes on each."""
 
-import importlib.util
 import json
 import os
 import re
@@ -111,11 +110,8 @@ def test_paper_experiment_is_planned_on_kubernetes(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def kubernetes():
-    spec = importlib.util.spec_from_file_location("kubernetes_jobs", ROOT / "profiles/kubernetes/jobs.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def kubernetes(module_at):
+    return module_at(ROOT / "profiles/kubernetes/jobs.py")
 
 
 def write_script(path: Path, **resources) -> Path:

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entmtp.config import DecodingConfig
-from entmtp.decoding.engine import Decoder, cut
+from entmtp.decoding.engine import Decoder
 from entmtp.decoding.sampling import Chooser, GumbelNoise
+from entmtp.decoding.steps import cut
 from entmtp.decoding.verify import accept_exact
 from entmtp.heads import kernels
 from entmtp.policy.growing import GrowingPolicy

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from entmtp.decoding.engine import Decoder, Generation, Step, cut
+from entmtp.decoding.engine import Decoder
+from entmtp.decoding.steps import Generation, Step, cut
 from entmtp.errors import EntmtpError
 from entmtp.target.cache import CausalMasks
 

@@ -16,7 +16,7 @@ from entmtp.decoding.on_device import DeviceLoop
 from entmtp.decoding.plain import plain_tokens
 from entmtp.decoding.processors import ProcessedChooser, Processor
 from entmtp.decoding.sampling import Choices, Chooser, GumbelNoise
-from entmtp.decoding.steps import Generation, Step, cut
+from entmtp.decoding.steps import Generation, Round, Step, decode_steps
 from entmtp.decoding.verify import accept_exact, accept_typical
 from entmtp.errors import EntmtpError
 from entmtp.heads.drafter import Drafter, top1_prob
@@ -135,29 +135,20 @@ class Decoder:
             self.drafter.reset()
         hidden = target.prefill(prompt, cache)  # from here on: the rows committed since the drafter last looked
         logits = target.model.logits(hidden[-1:])
-        root = chooser(logits, [len(prompt)])[0]
+        first = chooser(logits, [len(prompt)])[0]
         yield None
-        count = 0
-        while True:
-            if root in stop or count + 1 == budget:
-                yield Step(0, -1, 0, 0, float("nan"), 0.0, 0.0, 0.0, [root])
-                return
-            begin = time.perf_counter()
+
+        def take(root: int) -> Round:
+            nonlocal hidden, logits
             if isinstance(policy, GrowingPolicy):
                 signal, index, tree, scheduler, switch = self._grow(policy, hidden, root)
             else:
                 signal, index, tree, scheduler, switch = self._schedule(policy, trees, hidden, logits, root)
-            nodes, tokens, hidden, logits, root = self._verify(tree, root, chooser, decoding)
-            committed = cut([tokens[node] for node in nodes], stop, budget - count)
-            count += len(committed)
-            last = len(committed) - 1
-            done = time.perf_counter()
-            policy.observe(last)
-            end = time.perf_counter()
-            yield Step(index, tree.n - 1, last, nodes[last], signal, end - begin, scheduler + end - done,
-                       switch + end - done, committed)  # fmt: skip
-            if committed[-1] in stop or count == budget:
-                return
+            nodes, tokens, hidden, logits, following = self._verify(tree, root, chooser, decoding)
+            accepted = [tokens[node] for node in nodes]
+            return Round(index, tree.n - 1, nodes, accepted, signal, scheduler, switch, following)
+
+        yield from decode_steps(first, take, policy, stop, budget)
 
     def _stays_on_device(
         self, decoding: DecodingConfig, policy: Policy | None = None, processors: Sequence[Processor] = ()

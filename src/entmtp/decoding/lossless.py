@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from entmtp.decoding.confadapt import BlockDecoder, check_room, timed
-from entmtp.decoding.engine import Generation, Step, cut
+from entmtp.decoding.steps import Generation, Step, cut
 from entmtp.decoding.verify import accept_exact
 from entmtp.errors import EntmtpError
 from entmtp.policy.blocks import BlockPlan

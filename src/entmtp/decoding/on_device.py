@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from entmtp.decoding.steps import Step, cut
+from entmtp.decoding.steps import Round, Step, decode_steps
 from entmtp.heads.drafter import Drafter, top1_prob
 from entmtp.policy.schedulers import Policy
 from entmtp.target.cache import KVCache, mask_at
@@ -159,24 +159,15 @@ class DeviceLoop:
 
     def stream(self, prompt: list[int], policy: Policy, stop: set[int], budget: int) -> Iterator[Step | None]:
         """As Decoder.stream. Signals are computed in the step before: a step's scheduling time is choice and switch."""
-        root, values = self.begin(prompt)
+        first, values = self.begin(prompt)
         yield None
-        count = 0
-        while True:
-            if root in stop or count + 1 == budget:
-                yield Step(0, -1, 0, 0, float("nan"), 0.0, 0.0, 0.0, [root])
-                return
+
+        def take(root: int) -> Round:
+            nonlocal values
             begin = time.perf_counter()
             index, signal = policy.decide(values), values[-1] if values else float("nan")
-            chosen = time.perf_counter()
-            node, tokens, root, values = self.step(index)
-            committed = cut(tokens, stop, budget - count)
-            count, last = count + len(committed), len(committed) - 1
-            done = time.perf_counter()
-            policy.observe(last)
-            end = time.perf_counter()
-            scheduler, tree = chosen - begin + end - done, self.trees[index]
-            yield Step(index, tree.n - 1, last, tree.tree.path_nodes(node)[last], signal, end - begin, scheduler,
-                       scheduler, committed)  # fmt: skip
-            if committed[-1] in stop or count == budget:
-                return
+            scheduler, tree = time.perf_counter() - begin, self.trees[index]
+            node, tokens, following, values = self.step(index)
+            return Round(index, tree.n - 1, tree.tree.path_nodes(node), tokens, signal, scheduler, scheduler, following)
+
+        yield from decode_steps(first, take, policy, stop, budget)

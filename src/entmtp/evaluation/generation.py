@@ -61,6 +61,9 @@ class RecordingDecoder(Decoder):
         self.drafts = []
         return self.generate(prompt, policy, decoding, prompt_id), self.drafts
 
+    def _stays_on_device(self, *run) -> bool:
+        return False  # there a step has no parts that could be seen
+
     def propose(self, tree, root):
         drafted = super().propose(tree, root)
         self.drafts.append(Drafts(list(tree.tree.parents), drafted.tolist()))

@@ -88,8 +88,7 @@ class PackedHeads:
 
     def start_at(self, hidden: Tensor, count: Tensor, root: Tensor) -> None:
         """As `start`, for a CUDA graph: of `hidden` [k, H] the first `count` [1] rows are new, `root` is [1]."""
-        last = hidden[count - 1]
-        self.begin(last if self.prefix is None else self.prefix.advance_at(hidden, count), root)
+        self.begin(hidden[count - 1] if self.prefix is None else self.prefix.advance_at(hidden, count), root)
 
     def logits(self, depth: int, x: Tensor) -> Tensor:
         """Draft logits [n, draft_vocab] of head `depth` from its input x [n, in]."""

@@ -33,6 +33,19 @@ INLINE int64_t column_of(const Linear *l, int64_t b)
     return l->paired ? b % 2 * (l->out / 2) + b / 2 * LANES : b * LANES;
 }
 
+/* Pairs of blocks that each thread is dealt beforehand, in one stream: not all of them where there are several threads. */
+INLINE int64_t dealt(const Linear *l, int threads)
+{
+    int64_t pairs = blocks_of(l) / 2;
+    return threads > 1 ? pairs * 3 / (4 * threads) : pairs;
+}
+
+/* The next of the other pairs, for a thread that is free; `taken` counts them, from 0. */
+INLINE int64_t claim(const Linear *l, int threads, int32_t *taken)
+{
+    return dealt(l, threads) * threads + __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED);
+}
+
 INLINE void put(float *out, v16 value, int64_t room, int mode)
 {
     if (room >= LANES) {
@@ -222,6 +235,19 @@ static void unit_begin(int64_t rows)
     __asm__ volatile("" ::: "memory"); /* gcc's tile instructions do not say what memory they read */
     _tile_loadconfig(&shape);
 }
+
+/* As `multiply`, by the matrix unit: x is rounded to bfloat16. */
+static void multiply_unit(const Linear *l, const float *x, int64_t n, stored *panel, float *out, int64_t os, int mode,
+                          int me, int threads, int32_t *taken)
+{
+    const int64_t tiles = (n + HEIGHT - 1) / HEIGHT, rows = (n + tiles - 1) / tiles, pairs = blocks_of(l) / 2;
+    arrange_halves(x, n, l->in, tiles, rows, panel);
+    unit_begin(rows);
+    for (int64_t next = dealt(l, threads) * me, count = dealt(l, threads); next < pairs;
+         next = claim(l, threads, taken), count = 1)
+        unit_columns(l, n, panel, tiles, rows, out, os, mode, 2 * next, 2 * (next + count));
+    _tile_release();
+}
 #else
 int matrix_unit(void) { return 0; }
 #endif
@@ -249,39 +275,24 @@ static void columns(const Linear *l, int64_t n, const float *panel, int64_t tile
         }
 }
 
-/* This thread's columns, for n rows; panel: room for [n, depth] and LANES more. Most columns are shared out beforehand, in
- * long streams; the last of them go to whichever thread is free: `taken` counts these, from 0. */
+/* This thread's columns, for n rows; panel: room for [n, depth] and LANES more. `taken` as in `claim`. */
 static void multiply(const Linear *l, const float *x, int64_t n, float *panel, float *out, int64_t os, int mode, int me,
                      int threads, int32_t *taken)
 {
-    const int64_t pairs = blocks_of(l) / 2, own = threads > 1 ? pairs * 3 / (4 * threads) : pairs, depth = filled(l->in);
-    int64_t tiles = (n + WIDE - 1) / WIDE, rows = 0, next = own * me, count = own;
 #ifdef UNIT
     if (l->unit) {
-        tiles = (n + HEIGHT - 1) / HEIGHT;
-        rows = (n + tiles - 1) / tiles;
-        arrange_halves(x, n, l->in, tiles, rows, (stored *)panel);
-        unit_begin(rows);
-    } else
+        multiply_unit(l, x, n, (stored *)panel, out, os, mode, me, threads, taken);
+        return;
+    }
 #endif
-    if (n > 1 || depth > l->in) {
+    const int64_t tiles = (n + WIDE - 1) / WIDE, pairs = blocks_of(l) / 2;
+    if (n > 1 || filled(l->in) > l->in) {
         arrange(x, n, l->in, tiles, panel);
         x = panel;
     }
-    for (; next < pairs; count = 1) {
-#ifdef UNIT
-        if (l->unit)
-            unit_columns(l, n, (stored *)panel, tiles, rows, out, os, mode, 2 * next, 2 * (next + count));
-        else
-#endif
-            columns(l, n, x, tiles, out, os, mode, 2 * next, 2 * (next + count));
-        next = threads > 1 ? own * threads + __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED) : pairs;
-    }
-#ifdef UNIT
-    if (l->unit)
-        _tile_release();
-#endif
-    (void)rows;
+    for (int64_t next = dealt(l, threads) * me, count = dealt(l, threads); next < pairs;
+         next = claim(l, threads, taken), count = 1)
+        columns(l, n, x, tiles, out, os, mode, 2 * next, 2 * (next + count));
 }
 
 void linear(const Linear *l, const float *x, int64_t n, float *out, int64_t threads)
