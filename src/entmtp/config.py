@@ -162,13 +162,14 @@ def _named(error: OmegaConfBaseException) -> EntmtpError:
 def _check_values(config: Config) -> None:
     """Values that a type cannot express. Names of tasks and policies are checked where lists name them."""
     for group, names in (
-        ("task", [*config.tasks, *config.heads_tasks]),
+        ("task", [*config.tasks, *config.heads_tasks, *config.distill.prompts]),
         ("policy", config.policies),
         ("heads", config.heads_trained),
     ):
         for name in names:
             check_choice(group, name)
-    for key in ("experiment", "target.name", "heads.name", "corpus.name", "task.name", "policy.name"):
+    groups = ("target", "heads", "corpus", "task", "policy", "mtp", "distill")
+    for key in ("experiment", *(f"{group}.name" for group in groups)):
         block, _, name = key.rpartition(".")
         check_name(f"config key '{key}':", getattr(getattr(config, block) if block else config, name))
     one_of = {
@@ -182,7 +183,7 @@ def _check_values(config: Config) -> None:
         "policy.model": (config.policy.model, (None, "single", "multi")),
         "heads.arch": (config.heads.arch, ("medusa", "hydra")),
         "heads.storage": (config.heads.storage, ("bfloat16", "target")),
-        "mtp.source": (config.mtp.source, ("distilled", "hub", "folder")),
+        "mtp.source": (config.mtp.source, ("distilled", "shipped", "hub", "folder")),
         "mtp.forward": (config.mtp.forward, ("auto", "fused", "generic")),
         "distill.dtype": (config.distill.dtype, ("float32", "bfloat16")),
         "task.scoring": (config.task.scoring, (None, "number", "sequence", "word", "code")),
@@ -205,6 +206,8 @@ def _check_values(config: Config) -> None:
         "policy.bins": config.policy.bins,
         "policy.memory": 1 if config.policy.memory is None else config.policy.memory,
         "corpus.shards": config.corpus.shards,
+        **{f"distill.prompts.{task}": count for task, count in config.distill.prompts.items()},
+        "distill.text_batch": config.distill.text_batch,
         "distill.k_max": config.distill.k_max,
         "distill.spacing": config.distill.spacing,
         "distill.blocks": config.distill.blocks,
@@ -216,6 +219,9 @@ def _check_values(config: Config) -> None:
     for key, value in positive.items():
         if value < 1:
             raise EntmtpError(f"config key '{key}': {value} must be at least 1")
+    if config.confadapt.enabled and config.mtp.source == "distilled" and not config.distill.prompts:
+        raise EntmtpError("config key 'distill.prompts' is empty: name tasks to learn from and how many prompts each, "
+                          "such as +distill.prompts={gsm8k:1000}")  # fmt: skip
     if config.policy.name == "hydra" and config.heads.arch != "hydra":
         raise EntmtpError(f"policy 'hydra' drafts with hydra heads, not {config.heads.name}: use policy=medusa")
     if config.decoding.mode != "greedy" and config.decoding.temperature <= 0:

@@ -4,6 +4,8 @@ import hashlib
 import json
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +32,29 @@ def atomic(path: str | Path) -> Iterator[Path]:
         raise EntmtpError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def folder_atomic(folder: str | Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `folder`, which takes its place only when the block ends without an error."""
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as work:
+        made = Path(work) / "made"
+        made.mkdir()
+        yield made
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(made, folder)
+
+
+def read_safetensors(path: str | Path) -> dict[str, Any]:
+    """All tensors of a safetensors file."""
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise EntmtpError(f"{path}: not a whole safetensors file ({error})") from error
 
 
 def _reason(error: OSError) -> str:

@@ -23,10 +23,11 @@ class TargetConfig:
 
 @dataclass
 class MtpConfig(TargetConfig):
-    """The multi-token model of the second method: the run's own (`distilled`), or a published one."""
+    """The multi-token model of the second method: the run's own (`distilled`), the target with an adapter that comes
+    with the project (`shipped`), or a published one."""
 
     name: str = "distilled"
-    source: str = "distilled"  # distilled | hub | folder
+    source: str = "distilled"  # distilled | shipped | hub | folder
     mask_id: int | None = None  # null: as the folder's config.json or tokenizer says
     stop_tokens: list[str] = field(default_factory=list)  # texts end at these too, whatever the folder's configs say
 
@@ -107,9 +108,11 @@ class HeadsConfig:
 
 @dataclass
 class DistillConfig:
-    """Self-distillation of a multi-token target (arXiv 2602.06019) on the corpus' text."""
+    """Self-distillation of a multi-token target (arXiv 2602.06019) on its own answers."""
 
     name: str = "short"
+    prompts: dict[str, int] = field(default_factory=dict)  # task: how many of its prompts to learn from
+    text_batch: int = 96  # prompts that are answered side by side
     k_max: int = 8  # most tokens a forward; k is drawn from 2..k_max each step
     spacing: int = 16  # answer tokens from one block of masks to the next
     blocks: int = 6  # most blocks of a text
@@ -117,14 +120,15 @@ class DistillConfig:
     batch: int = 8  # texts of a forward
     accumulate: int = 1  # forwards of a step
     steps: int = 200
+    text_steps: int = 0  # the first steps learn what the text itself says; no forward of the teacher
     learning_rate: float = 1e-5
     warmup: int = 50
+    cooldown: int = 0  # last steps, over which the learning rate falls to zero
     clip: float = 1.0
     soft: bool = False  # KL divergence from the teacher's distribution in place of cross-entropy with its argmax
     prefix_threshold: float | None = None  # count only what ConfAdapt would reach at this threshold
     lora_rank: int = 0  # 0: all parameters are trained
     lora_alpha: float = 32.0
-    texts: int = 1000000  # calibration texts of all tasks that are learned from, at most
     dtype: str = "bfloat16"  # of the forwards; weights and optimizer are float32
     report_every: int = 20
     checkpoint_every: int = 100

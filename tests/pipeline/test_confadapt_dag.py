@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from entmtp.config import TargetConfig
@@ -14,6 +15,7 @@ from .conftest import snakemake
 
 OVERRIDES = (
     "confadapt.enabled=true tasks=[arithmetic,counting] policies=[ar,entmtp_star,entmtp_tau] distill.steps=4 "
+    "+distill.prompts={arithmetic:6,counting:8,copying:3} distill.text_batch=5 distill.text_steps=2 distill.cooldown=1 "
     "distill.report_every=2 distill.checkpoint_every=2 distill.spacing=4 distill.batch=2 distill.k_max=3 "
     "distill.lora_rank=2 confadapt.thresholds=[0.05,1.0] confadapt.static=[2] confadapt.k_max=3"
 )
@@ -85,3 +87,30 @@ def test_a_published_model_is_judged_without_training_or_draft_heads(tmp_path):
     assert record["training"] is None and record["model"]["name"] == "folder"
     assert not (run / "distill").exists() and (run / "tables/speed.md").exists()
     assert "Nothing to be done" in snakemake(tmp_path, overrides=overrides).stderr
+
+
+def test_an_adapter_that_comes_with_the_project_is_the_model_that_it_was_trained_as(run, tmp_path):
+    resources = tmp_path / "resources"
+    shutil.copytree(run / "distill/short.adapter", resources / "mtp/made")
+    overrides = f"resources={resources} confadapt.enabled=true tasks=[counting] policies=[ar] mtp=smollm2 mtp.name=made "
+    overrides += "confadapt.thresholds=[0.05] confadapt.static=[2] confadapt.k_max=3"
+    done = snakemake(tmp_path, overrides=overrides)
+    assert done.returncode == 0, done.stderr[-4000:]
+    folded = tmp_path / "results/smoke/mtp/made"
+    trained, shipped = (AutoModelForCausalLM.from_pretrained(path) for path in (run / "distill/short", folded))
+    for (name, one), other in zip(trained.named_parameters(), shipped.parameters(), strict=True):
+        assert torch.equal(one, other), name
+    record = json.loads((tmp_path / "results/smoke/confadapt.json").read_text())
+    assert record["training"] is None and record["model"]["source"] == "shipped"
+
+
+def test_what_is_learned_from_is_none_of_what_the_run_measures(run):
+    measured = [json.loads(line) for path in (run / "prompts").glob("*.jsonl") for line in path.open()]
+    learned = [json.loads(line) for path in (run / "distill/prompts").glob("*.jsonl") for line in path.open()]
+    assert len(learned) == 6 + 8 + 3
+    said = {json.dumps(row["messages"]).casefold() for row in measured}
+    assert not said & {json.dumps(row["messages"]).casefold() for row in learned}
+    record = json.loads((run / "distill/short.json").read_text())
+    texts = [json.loads(line) for path in (run / "distill/texts").glob("*.jsonl") for line in path.open()]
+    assert record["texts"] == len(texts) == len(learned)
+    assert record["tokens"] == sum(len(row["tokens"]) for row in texts)

@@ -82,6 +82,11 @@ def test_generated_tasks_are_seeded_different_and_right(kind):
             new, old, words = re.search(r'the word "(\w+)" in place of "(\w+)": (.*)', question).groups()
             assert answer.split() == [new if word == old else word for word in words.split()]
             assert old in words.split() and new not in words.split()
+        if kind == "repetition":
+            phrase, times = re.search(r'"(.+)" (\d+) times', question).groups()
+            assert answer == " ".join([phrase] * int(times)) and correct("sequence", f"{phrase}\n" * int(times), answer)
+            for wrong in (int(times) - 1, int(times) + 1):
+                assert not correct("sequence", f"{phrase}\n" * wrong, answer)
         if kind == "extraction":
             who = re.search(r"What does (\w+) keep", question).group(1)
             assert f"{who} keeps a {answer} near" in question

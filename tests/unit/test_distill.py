@@ -5,15 +5,19 @@ import hashlib
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from entmtp.config import DistillConfig, TargetConfig
+from entmtp.distill.adapter import apply_adapter
 from entmtp.distill.lora import LoraLinear, MaskRow, add_lora, add_mask_row, merge
-from entmtp.distill.loss import before_first, distillation, predictions
+from entmtp.distill.loss import before_first, distillation, predictions, text_loss
 from entmtp.distill.mask_token import MASK, add_mask_token
-from entmtp.distill.packing import layout, pack
+from entmtp.distill.packing import UNKNOWN, layout, pack
+from entmtp.distill.recipe import distil
 from entmtp.distill.train import SelfDistiller
 from entmtp.errors import EntmtpError
+from entmtp.io import read_json, read_safetensors, write_json
 from entmtp.target.load import load_target
 
 
@@ -74,8 +78,7 @@ def test_gradients_reach_only_through_the_students_logits(student, teacher):
     logits = predictions(student, batch, batch.ids, student.mask_id)
     with torch.no_grad():
         labels = predictions(teacher, batch, batch.forced(logits.argmax(dim=-1)), student.mask_id).argmax(dim=-1)
-    real = batch.real
-    torch.nn.functional.cross_entropy(logits[real].flatten(0, 1), labels[real].flatten()).backward()
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
     for own, parameter in zip(grads, student.parameters(), strict=True):
         assert torch.allclose(own, parameter.grad, atol=1e-6)
 
@@ -86,9 +89,9 @@ def test_the_teacher_judges_the_students_own_continuation(student, teacher):
     with torch.no_grad():
         chosen = predictions(student, batch, batch.ids, student.mask_id).argmax(dim=-1)
         labels = predictions(teacher, batch, batch.forced(chosen), student.mask_id).argmax(dim=-1)
-        first = batch.ids[0, :5].tolist() + chosen[0, 0, :-1].tolist()
+        first = batch.ids[0, :5].tolist() + chosen[0, :-1].tolist()
         expected = teacher(input_ids=torch.tensor([first])).logits[0, 4:].argmax(dim=-1)
-    assert labels[0, 0].tolist() == expected.tolist()
+    assert labels[0].tolist() == expected.tolist()
 
 
 def test_nothing_counts_after_a_stop_or_beyond_the_confident_prefix(student, teacher):
@@ -98,18 +101,17 @@ def test_nothing_counts_after_a_stop_or_beyond_the_confident_prefix(student, tea
     with torch.no_grad():
         logits = predictions(student, batch, batch.ids, student.mask_id)
         labels = predictions(teacher, batch, batch.forced(logits.argmax(dim=-1)), student.mask_id).argmax(dim=-1)
-        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 2), labels.flatten(), reduction="none").view_as(
-            labels
-        )
-        stop = int(labels[0, 0, 1])
+        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+        losses = losses.view_as(labels)
+        stop = int(labels[0, 1])
         stopped = float(distillation(student, teacher, batch, student.mask_id, {stop}).loss)
-        counts = batch.real[..., None] & before_first(labels == stop)
+        counts = before_first(labels == stop)
         assert counts.sum() < batch.real.sum() * 4
         assert stopped == pytest.approx(float(losses[counts].mean()), rel=1e-5)
         confident = logits.softmax(dim=-1).amax(dim=-1)
-        threshold = float(confident[batch.real][:, 0].median())
+        threshold = 1.0001 * float(confident[:, 0].median())  # at no value itself
         prefix = float(distillation(student, teacher, batch, student.mask_id, set(), prefix_threshold=threshold).loss)
-        counts = batch.real[..., None] & before_first(confident < threshold)
+        counts = before_first(confident < threshold)
         assert prefix == pytest.approx(float(losses[counts].mean()), rel=1e-5)
 
 
@@ -133,6 +135,71 @@ def test_adapters_start_as_nothing_train_alone_and_merge(student):
         assert torch.allclose(predictions(student, batch, batch.ids, student.mask_id), adapted, atol=1e-3)
     with pytest.raises(EntmtpError, match="no linear layers named nothing"):
         add_lora(student, 4, 8.0, ("nothing",), seed=2)
+
+
+def test_the_texts_own_labels_are_learned_from_without_the_teacher(student):
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randint(8, 200, (14,), generator=generator).tolist()
+    batch = pack([text], [layout([5, 12], 4, len(text))], student.mask_id)
+    assert batch.text[0].tolist() == [text[5:9], [*text[12:14], UNKNOWN, UNKNOWN]]
+    with torch.no_grad():
+        logits = predictions(student, batch, batch.ids, student.mask_id)
+    said = batch.text[0]
+    known = said != UNKNOWN
+    expected = torch.nn.functional.cross_entropy(logits[known], said[known])
+    assert float(text_loss(student, batch, student.mask_id, set()).loss.detach()) == pytest.approx(float(expected))
+    # after the text's first stop nothing counts
+    kept = known & before_first(said == text[6])
+    assert kept.sum() == known.sum() - 2
+    expected = torch.nn.functional.cross_entropy(logits[kept], said[kept])
+    stopped = text_loss(student, batch, student.mask_id, {text[6]})
+    assert float(stopped.loss.detach()) == pytest.approx(float(expected))
+
+
+def test_an_adapter_gives_the_trained_model_back(tiny_folder, tmp_path):
+    rows = texts()
+    config = DistillConfig(k_max=3, spacing=6, blocks=2, batch=3, steps=3, learning_rate=1e-2, warmup=1, lora_rank=2,
+                           report_every=3, checkpoint_every=3, dtype="float32")  # fmt: skip
+    distil(tiny_folder, tmp_path / "made", tmp_path / "c.pt", rows, config, "cpu")
+    adapter = tmp_path / "made.adapter"
+    apply_adapter(tiny_folder, adapter, tmp_path / "again")
+    made, again = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("made", "again"))
+    base = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    assert made.config.mtp_k_max == 3
+    for (name, one), other in zip(made.named_parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other), name
+    changed = [name for name, value in base.named_parameters() if "proj" in name
+               and not torch.equal(value, made.get_parameter(name))]  # fmt: skip
+    assert len(changed) == 2 * 7
+    # nothing of the base model but its fingerprint is in the adapter
+    assert set(read_safetensors(adapter / "adapter.safetensors")) == {"mask_row"} | {
+        f"{name.removesuffix('.weight')}.{part}" for name in changed for part in ("down", "up")
+    }
+
+
+def test_what_does_not_fit_an_adapter_is_named(tiny_folder, tmp_path):
+    config = DistillConfig(k_max=2, spacing=6, blocks=2, batch=2, steps=1, lora_rank=2, report_every=1,
+                           checkpoint_every=1, dtype="float32")  # fmt: skip
+    distil(tiny_folder, tmp_path / "made", tmp_path / "c.pt", texts(), config, "cpu")
+    adapter = tmp_path / "made.adapter"
+    tensors, said = read_safetensors(adapter / "adapter.safetensors"), read_json(adapter / "config.json")
+
+    def refused(message: str) -> None:
+        with pytest.raises(EntmtpError, match=message):
+            apply_adapter(tiny_folder, adapter, tmp_path / "other")
+        assert not (tmp_path / "other").exists()
+
+    write_json(adapter / "config.json", said | {"rank": 3})
+    refused(r"down must be \[3, 48\] and finite; it is \[2, 48\]")
+    write_json(adapter / "config.json", said | {"target": "llama-h9-v9-000"})
+    refused("made for the target llama-h9-v9-000, not for llama-h48")
+    write_json(adapter / "config.json", said)
+    save_file({name: value for name, value in tensors.items() if name != "mask_row"}, adapter / "adapter.safetensors")
+    refused("tensor mask_row must be .* it is missing")
+    save_file({**tensors, "more": torch.ones(1)}, adapter / "adapter.safetensors")
+    refused("tensors that its format does not have: more")
+    (adapter / "adapter.safetensors").write_bytes(b"not safetensors")
+    refused("not a whole safetensors file")
 
 
 def texts(count: int = 12) -> list[dict]:
@@ -208,3 +275,18 @@ def test_batches_follow_seed_and_step(student, teacher):
 def test_mistakes_are_named(student, teacher, options, message):
     with pytest.raises(EntmtpError, match=message):
         trainer(student, teacher, **options)
+
+
+def test_the_rate_rises_stays_and_falls_to_zero(student, teacher):
+    one = trainer(student, teacher, 10, learning_rate=1.0, warmup=2, cooldown=4)
+    assert [one.learning_rate(step) for step in range(10)] == [0.5, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
+
+
+def test_the_first_steps_ask_no_teacher(student, teacher, monkeypatch):
+    one = trainer(student, teacher, 3, text_steps=2)
+    monkeypatch.setattr(one.teacher, "forward", None)
+    monkeypatch.setattr(one.teacher.base_model, "forward", None)
+    one._update()
+    one._update()
+    with pytest.raises(TypeError):
+        one._update()

@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,17 @@ def test_build_write_read(tmp_path, tokenizer, capsys):
     assert [len(read_prompts(path, split)) for split in ("calib", "test")] == [4, 5]
     assert prompts_hash(rows, "calib") == prompts_hash(read_prompts(path, "calib"))
     assert len({prompts_hash(rows, split) for split in ("calib", "test", None)}) == 3
+
+
+def test_prompts_that_are_asked_elsewhere_are_left_out(tmp_path, tokenizer):
+    config = file_task(tmp_path / "p.jsonl", *({"prompt": f"Question {n}"} for n in range(12)), calib=4, test=3)
+    asked = build_prompts(config, tokenizer, tmp_path)
+    other = replace(config, calib=5, test=0, seed=config.seed + 1)
+    rows = build_prompts(other, tokenizer, tmp_path, without=asked)
+    assert len(rows) == 5 and not {row["id"] for row in rows} & {row["id"] for row in asked}
+    again = [{"messages": [{"role": "user", "content": f"question  {n}"}]} for n in range(12)]  # case and spaces apart
+    with pytest.raises(EntmtpError, match=r"0 different prompts \(12 more are left out: asked elsewhere"):
+        build_prompts(other, tokenizer, tmp_path, without=again)
 
 
 def test_read_prompts_refuses_what_it_did_not_write(tmp_path, tokenizer):

@@ -7,6 +7,7 @@ from entmtp.config import compose, to_plain
 from entmtp.errors import EntmtpError
 from entmtp.io import check_writable
 from entmtp.session import (
+    adapter_folder,
     compose_heads,
     compose_task,
     heads_folder,
@@ -26,7 +27,7 @@ GROWING = ("dynamic", "marginal")
 def composed():
     overrides = [f"experiment={config.get('experiment', 'quick')}", *str(config.get("overrides", "")).split()]
     cfg = compose(overrides)
-    tasks = {task: compose_task(cfg, overrides, task).task for task in [*cfg.tasks, *cfg.heads_tasks]}
+    tasks = {task: compose_task(cfg, overrides, task).task for task in [*cfg.tasks, *cfg.heads_tasks, *cfg.distill.prompts]}
     policies = {name: compose([*overrides, f"policy={name}"]).policy for name in cfg.policies}
     used = {policy.heads for policy in policies.values() if policy.heads}
     kinds = sorted(used | {cfg.heads.name} | set(cfg.heads_trained))
@@ -136,6 +137,11 @@ def policy_inputs(wildcards):
 def judged_growth(tasks):
     """Expansions of the tasks' test texts, where policies of the judged heads grow trees."""
     return [f"{RUN}/traces/{JUDGED_KIND}/{task}.test.growth.npz" for task in tasks if JUDGED_KIND in GROWN]
+
+
+def task_block(wildcards):
+    """A task as its prompts are drawn: how answers are judged changes none."""
+    return {key: value for key, value in to_plain(TASK_CFG[wildcards.task]).items() if key != "scoring"}
 
 
 def second_method():

@@ -2,11 +2,51 @@
 SECOND = f"{RUN}/confadapt"
 
 
-rule distill:
+rule distill_prompts:
     input:
         target=MODEL,
         prompts=per_task("prompts/{task}.jsonl"),
-        texts=per_task("texts/{task}.calib.parquet"),
+    output:
+        prompts=f"{RUN}/distill/prompts/{{task}}.jsonl",
+    log:
+        f"{LOGS}/distill/prompts_{{task}}.log",
+    conda:
+        "../../environment.yml"
+    params:
+        task=task_block,
+        size=lambda wildcards: CFG.distill.prompts[wildcards.task],
+        target=PLAIN["target"],
+        resources=lambda wildcards: CFG.resources,
+        threads=CFG.threads,
+    script:
+        "../scripts/distill_prompts.py"
+
+
+rule distill_texts:
+    input:
+        target=MODEL,
+        prompts=f"{RUN}/distill/prompts/{{task}}.jsonl",
+    output:
+        texts=f"{RUN}/distill/texts/{{task}}.jsonl",
+    log:
+        f"{LOGS}/distill/texts_{{task}}.log",
+    conda:
+        "../../environment.yml"
+    threads: workflow.cores
+    resources:
+        gpu=GPU,
+    params:
+        **{**base(), "dtype": CFG.distill.dtype},
+        max_new_tokens=CFG.decoding.max_new_tokens,
+        batch=CFG.distill.text_batch,
+    script:
+        "../scripts/distill_texts.py"
+
+
+rule distill:
+    input:
+        target=MODEL,
+        texts=expand(f"{RUN}/distill/texts/{{task}}.jsonl", task=CFG.distill.prompts),
     output:
         model=f"{RUN}/distill/{CFG.distill.name}/config.json",
         history=f"{RUN}/distill/{CFG.distill.name}.json",
@@ -19,7 +59,7 @@ rule distill:
         gpu=GPU,
     params:
         **base(),
-        distill=PLAIN["distill"],
+        distill={k: v for k, v in PLAIN["distill"].items() if k not in ("prompts", "text_batch")},
     script:
         "../scripts/distill.py"
 
@@ -39,6 +79,24 @@ if CFG.mtp.source == "hub":
             threads=CFG.threads,
         script:
             "../scripts/multi_token_model.py"
+
+
+if CFG.mtp.source == "shipped":
+
+    rule shipped_multi_token_model:
+        input:
+            target=MODEL,
+            adapter=expand(f"{adapter_folder(CFG)}/{{file}}", file=["config.json", "adapter.safetensors"]),
+        output:
+            model=MTP,
+        log:
+            f"{LOGS}/shipped_multi_token_model.log",
+        conda:
+            "../../environment.yml"
+        params:
+            threads=CFG.threads,
+        script:
+            "../scripts/shipped_multi_token_model.py"
 
 
 rule confadapt_latency:

@@ -28,8 +28,7 @@ rule prompts:
     conda:
         "../../environment.yml"
     params:
-        # how answers are judged changes no prompt
-        task=lambda wildcards: {k: v for k, v in to_plain(TASK_CFG[wildcards.task]).items() if k != "scoring"},
+        task=task_block,
         target=PLAIN["target"],
         resources=lambda wildcards: CFG.resources,
         threads=CFG.threads,

@@ -5,14 +5,16 @@ from the same weights, reads them under the same attention. So the teacher judge
 would have committed, not the corpus' one, and no labels are needed.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from entmtp.distill.mask_token import without_mask
-from entmtp.distill.packing import Batch
+from entmtp.distill.packing import UNKNOWN, Batch
+
+SURE = math.log(0.9)
 
 
 @dataclass
@@ -26,14 +28,19 @@ class Outcome:
 
 
 def predictions(model: nn.Module, batch: Batch, ids: Tensor, mask_id: int) -> Tensor:
-    """Logits [b, R, k, V] at the batch's predicting places, with `ids` [b, W] as input."""
+    """Log-probabilities [n, k, V] of the batch's n blocks, row by row, with `ids` [b, W] read; -inf for the mask."""
     weight = model.get_input_embeddings().weight
     mask = torch.zeros(batch.mask.shape, dtype=weight.dtype, device=weight.device)
     mask = mask.masked_fill_(~batch.mask, torch.finfo(weight.dtype).min)
     hidden = model.base_model(input_ids=ids, attention_mask=mask, position_ids=batch.positions, use_cache=False)
-    rows = torch.arange(len(ids), device=ids.device)[:, None, None]
-    logits = model.get_output_embeddings()(hidden.last_hidden_state[rows, batch.predict]).float()
-    return without_mask(logits, mask_id) if mask_id < logits.shape[-1] else logits
+    rows = torch.arange(len(ids), device=ids.device)[:, None, None].expand_as(batch.predict)
+    chosen = hidden.last_hidden_state[rows[batch.real], batch.predict[batch.real]]
+    head = model.get_output_embeddings()
+    # in the product's own pass: a pass over [n, k, V] takes as long as several layers
+    bias = torch.zeros(len(head.weight), dtype=weight.dtype, device=weight.device)
+    bias[mask_id : mask_id + 1] = -torch.inf
+    bias = bias if getattr(head, "bias", None) is None else bias + head.bias
+    return F.linear(chosen, head.weight, bias).float().log_softmax(dim=-1)
 
 
 def distillation(
@@ -51,26 +58,45 @@ def distillation(
     `prefix_threshold` only the predictions count that ConfAdapt would reach at this threshold: the student's confident
     prefix and the first one after it.
     """
-    logits = predictions(student, batch, batch.ids, mask_id)
-    confidence, chosen = logits.detach().softmax(dim=-1).max(dim=-1)
+    said = predictions(student, batch, batch.ids, mask_id)
+    best, chosen = said.detach().max(dim=-1)
     with torch.no_grad():
         judged = predictions(teacher, batch, batch.forced(chosen), mask_id)
         labels = judged.argmax(dim=-1)
-    counts = batch.real[..., None] & before_first(torch.isin(labels, torch.tensor(sorted(stop_ids)).to(labels)))
+    counts = before_stop(labels, stop_ids)
     if prefix_threshold is not None:
-        counts = counts & before_first(confidence < prefix_threshold)
-    aligned = logits[..., : judged.shape[-1]]  # the teacher may lack the mask's column
+        counts = counts & before_first(best.exp() < prefix_threshold)
     if soft:
-        target = judged.softmax(dim=-1)
-        each = F.kl_div(aligned.log_softmax(dim=-1), target, reduction="none").nan_to_num(0.0).sum(dim=-1)
+        aligned = said[..., : judged.shape[-1]]  # the teacher may lack the mask's column
+        each = F.kl_div(aligned, judged.exp(), reduction="none").nan_to_num(0.0).sum(dim=-1)
     else:
-        each = F.cross_entropy(aligned.flatten(0, 2), labels.flatten(), reduction="none").view_as(labels)
+        each = -said.gather(-1, labels[..., None])[..., 0]
+    return _outcome(each, counts, best, chosen == labels)
+
+
+def text_loss(student: nn.Module, batch: Batch, mask_id: int, stop_ids: set[int]) -> Outcome:
+    """Cross-entropy with what the text itself says next, up to its first stop id. The text is the teacher's own greedy
+    one, so the labels are its choices after the true tokens instead of after the student's: a cheaper start (no forward
+    of the teacher), while the student's choices are still those of a stranger to masks."""
+    said = predictions(student, batch, batch.ids, mask_id)
+    best, chosen = said.detach().max(dim=-1)
+    text = batch.text[batch.real]
+    counts = (text != UNKNOWN) & before_stop(text, stop_ids)
+    each = -said.gather(-1, text.clamp_min(0)[..., None])[..., 0]
+    return _outcome(each, counts, best, chosen == text)
+
+
+def before_stop(labels: Tensor, stop_ids: set[int]) -> Tensor:
+    """[n, k] -> [n, k]: True up to the first stop id, that included."""
+    return before_first(torch.isin(labels, torch.tensor(sorted(stop_ids)).to(labels)))
+
+
+def _outcome(each: Tensor, counts: Tensor, best: Tensor, right: Tensor) -> Outcome:
+    """`each` [n, k] losses of which `counts` count; `best` [n, k]: the student's top-1 log-probabilities."""
     weight = counts.float()
-    with torch.no_grad():
-        agreement = float(((chosen == labels) & counts).sum() / counts.sum().clamp_min(1))
-        sure = (confidence[..., 1:] >= 0.9).long().cumprod(dim=-1).sum(dim=-1)
-        block = 1 + float(sure[batch.real].float().mean())
-    return Outcome((each * weight).sum() / weight.sum().clamp_min(1), agreement, block)
+    agreement = float((right & counts).sum() / counts.sum().clamp_min(1))
+    sure = (best[:, 1:] >= SURE).long().cumprod(dim=-1).sum(dim=-1)
+    return Outcome((each * weight).sum() / weight.sum().clamp_min(1), agreement, 1 + float(sure.float().mean()))
 
 
 def before_first(events: Tensor) -> Tensor:

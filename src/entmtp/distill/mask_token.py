@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 MASK = "<|mtp_mask|>"
 
@@ -26,10 +26,3 @@ def add_mask_token(model: nn.Module, tokenizer: Any, seed: int) -> int:
             matrix.weight[mask_id] = row.to(matrix.weight)
     model.config.mtp_mask_id = mask_id
     return mask_id
-
-
-def without_mask(logits: Tensor, mask_id: int) -> Tensor:
-    """Logits [..., V] in which the mask token cannot be chosen."""
-    banned = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
-    banned[mask_id] = True
-    return logits.masked_fill(banned, -torch.inf)

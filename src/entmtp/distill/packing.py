@@ -15,6 +15,7 @@ from torch import Tensor
 from entmtp.errors import EntmtpError
 
 REAL, PADDING = -1, -2  # in place of a block's number
+UNKNOWN = -1  # in place of a token
 
 
 @dataclass(frozen=True)
@@ -69,24 +70,25 @@ def text_layout(prompt: int, length: int, k: int, spacing: int, shift: int, most
 @dataclass
 class Batch:
     """ids, positions [b, W]; mask [b, 1, W, W] bool (True: sees); predict [b, R, k] indices into a row; real [b, R]:
-    which blocks are there (rows have different numbers)."""
+    which blocks are there (rows have different numbers); text [b, R, k]: what the text has there, UNKNOWN past its end.
+    """
 
     ids: Tensor
     positions: Tensor
     mask: Tensor
     predict: Tensor
     real: Tensor
+    text: Tensor
 
     def to(self, device: str) -> "Batch":
         return Batch(**{name: tensor.to(device) for name, tensor in vars(self).items()})
 
     def forced(self, chosen: Tensor) -> Tensor:
-        """ids with the student's choices [b, R, k] in the places of the masks (its last choice has none)."""
+        """ids with the student's choices [n, k] of the n blocks in the places of the masks (its last has none)."""
         ids = self.ids.clone()
-        places, tokens = self.predict[..., 1:], chosen[..., :-1]
-        rows = torch.arange(len(ids), device=ids.device)[:, None, None].expand_as(places)
-        there = self.real[..., None].expand_as(places)
-        ids[rows[there], places[there]] = tokens[there]
+        places = self.predict[..., 1:][self.real]
+        rows = torch.arange(len(ids), device=ids.device)[:, None].expand_as(self.real)[self.real]
+        ids[rows[:, None].expand_as(places), places] = chosen[:, :-1]
         return ids
 
 
@@ -108,9 +110,15 @@ def pack(texts: Sequence[Sequence[int]], layouts: Sequence[Layout], mask_id: int
     block = torch.full((len(layouts), width), PADDING)
     predict = torch.zeros(len(layouts), most, k, dtype=torch.long)
     real = torch.zeros(len(layouts), most, dtype=torch.bool)
+    said = torch.full_like(predict, UNKNOWN)
     for row, (text, one) in enumerate(zip(texts, layouts, strict=True)):
         n, blocks = len(one.block), len(one.predict)
         ids[row, :n] = torch.tensor(one.tokens(text, mask_id))
         positions[row, :n], block[row, :n] = torch.tensor(one.positions), torch.tensor(one.block)
         predict[row, :blocks], real[row, :blocks] = torch.tensor(one.predict), True
-    return Batch(ids, positions, block_mask(block)[:, None], predict, real)
+        said[row, :blocks] = torch.tensor([[_next(text, one.positions[i]) for i in places] for places in one.predict])
+    return Batch(ids, positions, block_mask(block)[:, None], predict, real, said)
+
+
+def _next(text: Sequence[int], position: int) -> int:
+    return text[position + 1] if position + 1 < len(text) else UNKNOWN

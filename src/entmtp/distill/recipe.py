@@ -1,17 +1,13 @@
 """From a target's folder and its own texts to the folder of a multi-token model that any loader reads."""
 
-import os
-import shutil
-import tempfile
 from pathlib import Path
 
 from entmtp.config import DistillConfig
-from entmtp.distill.lora import add_lora, add_mask_row, merge
+from entmtp.distill.adapter import PROJECTIONS, AdapterFormat, apply_adapter, save_adapter, save_multi_token
+from entmtp.distill.lora import add_lora, add_mask_row
 from entmtp.distill.mask_token import add_mask_token
 from entmtp.distill.train import SelfDistiller
-from entmtp.target.load import stop_ids
-
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+from entmtp.target.load import fingerprint, stop_ids
 
 
 def distil(
@@ -19,7 +15,8 @@ def distil(
 ) -> list[dict]:
     """Train a student of the model in `base` on `rows` into `folder` (whole or not at all); the training's figures.
 
-    An interrupted run resumes from `checkpoint`. The folder's config names `mtp_mask_id` and `mtp_k_max`.
+    An interrupted run resumes from `checkpoint`. The folder's config names `mtp_mask_id` and `mtp_k_max`. With
+    `lora_rank` the adapter comes to lie beside it (`<folder>.adapter`), and the folder is made from that very file.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -36,14 +33,11 @@ def distil(
     stops = stop_ids(teacher, tokenizer)
     trainer = SelfDistiller(student, teacher, parameters, mask_id, stops, rows, config, device)
     history = trainer.run(checkpoint)
-    merge(student)
-    student.config.mtp_k_max = config.k_max
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as work:
-        made = Path(work) / "model"
-        student.to("cpu").save_pretrained(made)
-        tokenizer.save_pretrained(made)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(made, folder)
+    if config.lora_rank:
+        adapter = Path(folder).with_name(f"{Path(folder).name}.adapter")
+        made = AdapterFormat(fingerprint(Path(base)), config.lora_rank, config.lora_alpha, config.k_max, config.seed)
+        save_adapter(student, adapter, made)
+        apply_adapter(base, adapter, folder)
+    else:
+        save_multi_token(student, tokenizer, config.k_max, folder)
     return history

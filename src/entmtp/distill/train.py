@@ -12,10 +12,12 @@ from torch import nn
 
 from entmtp.checkpoint import load_checkpoint, save_checkpoint
 from entmtp.config import DistillConfig
-from entmtp.distill.loss import Outcome, distillation
+from entmtp.distill.loss import Outcome, distillation, text_loss
 from entmtp.distill.packing import Batch, Layout, pack, text_layout
 from entmtp.errors import EntmtpError
 from entmtp.io import sha256_json
+
+WINDOW = 16  # batches, among which texts are sorted by length
 
 
 class SelfDistiller:
@@ -40,7 +42,9 @@ class SelfDistiller:
         if config.checkpoint_every % config.report_every:
             raise EntmtpError(f"config key 'distill.checkpoint_every': {config.checkpoint_every} must be a multiple of "
                               f"distill.report_every={config.report_every}")  # fmt: skip
-        self.student, self.teacher = student.to(device).train(), teacher.to(device).eval().requires_grad_(False)
+        # nothing is learned by the teacher, so it keeps its weights as its forwards read them
+        self.teacher = teacher.to(device, getattr(torch, config.dtype)).eval().requires_grad_(False)
+        self.student = student.to(device).train()
         self.parameters, self.mask_id, self.stop_ids = list(parameters), mask_id, stop_ids
         self.config, self.device = config, device
         # a text gives a row if its answer has room for the latest first block; the order is the keys', which are hashes
@@ -48,10 +52,13 @@ class SelfDistiller:
         self.rows = sorted((row for row in long if len(row["prompt_ids"]) < config.max_length), key=_key)
         if not self.rows:
             raise EntmtpError(f"distillation: no text has {config.spacing} tokens of answer (distill.spacing)")
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0)
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0, fused=True
+        )
         keys = [_key(row) for row in self.rows]
         self.identity = sha256_json([asdict(config), keys, mask_id])
         self.step, self.seconds = 0, 0.0
+        self.epoch, self.order = -1, []
 
     def batch(self, step: int, part: int) -> Batch:
         """Micro-batch `part` of a step: k and the first block's shift are drawn once a step, as the paper does."""
@@ -66,12 +73,27 @@ class SelfDistiller:
         return pack(texts, layouts, self.mask_id).to(self.device)
 
     def text(self, number: int) -> tuple[list[int], int]:
-        """Text `number` of an endless sequence of seeded permutations, cut to max_length, and its prompt's length."""
+        """Text `number` of an endless sequence of seeded orders, cut to max_length, and its prompt's length."""
         epoch, place = divmod(number, len(self.rows))
-        order = list(range(len(self.rows)))
-        random.Random(f"{self.config.seed}/epoch/{epoch}").shuffle(order)
-        row = self.rows[order[place]]
+        if epoch != self.epoch:
+            self.epoch, self.order = epoch, self.epoch_order(epoch)
+        row = self.rows[self.order[place]]
         return (row["prompt_ids"] + row["tokens"])[: self.config.max_length], len(row["prompt_ids"])
+
+    def epoch_order(self, epoch: int) -> list[int]:
+        """A seeded order in which a batch's texts are of like lengths: padding is computed too."""
+        draw = random.Random(f"{self.config.seed}/epoch/{epoch}")
+        order, batch = list(range(len(self.rows))), self.config.batch
+        draw.shuffle(order)
+        batches = []
+        for start in range(0, len(order), WINDOW * batch):
+            window = sorted(order[start : start + WINDOW * batch], key=self._length)
+            batches += [window[i : i + batch] for i in range(0, len(window), batch)]
+        draw.shuffle(batches)
+        return [index for one in batches for index in one]
+
+    def _length(self, index: int) -> int:
+        return min(len(self.rows[index]["prompt_ids"]) + len(self.rows[index]["tokens"]), self.config.max_length)
 
     def layout(self, prompt: int, length: int, k: int, shift: int) -> Layout:
         config = self.config
@@ -79,8 +101,10 @@ class SelfDistiller:
         return found or text_layout(prompt, length, k, config.spacing, 0, config.blocks)
 
     def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then constant."""
-        return self.config.learning_rate * min(1.0, (step + 1) / max(1, self.config.warmup))
+        """Linear warm-up, constant, and over the last `cooldown` steps linear to zero."""
+        rise = (step + 1) / max(1, self.config.warmup)
+        fall = (self.config.steps - step) / max(1, self.config.cooldown)
+        return self.config.learning_rate * min(1.0, rise, fall)
 
     def run(self, checkpoint: Path) -> list[dict]:
         """Train to the end, resuming from `checkpoint`; a row of figures every `report_every` steps."""
@@ -113,8 +137,7 @@ class SelfDistiller:
         total = 0.0
         for part in range(self.config.accumulate):
             with self._precision():
-                outcome = distillation(self.student, self.teacher, self.batch(self.step, part), self.mask_id,
-                                       self.stop_ids, self.config.soft, self.config.prefix_threshold)  # fmt: skip
+                outcome = self._outcome(self.batch(self.step, part))
             (outcome.loss / self.config.accumulate).backward()
             total += float(outcome.loss.detach()) / self.config.accumulate
         if total != total or total == float("inf"):
@@ -123,6 +146,12 @@ class SelfDistiller:
         self.optimizer.step()
         self.step += 1
         return total, outcome
+
+    def _outcome(self, batch: Batch) -> Outcome:
+        if self.step < self.config.text_steps:
+            return text_loss(self.student, batch, self.mask_id, self.stop_ids)
+        return distillation(self.student, self.teacher, batch, self.mask_id, self.stop_ids, self.config.soft,
+                            self.config.prefix_threshold)  # fmt: skip
 
     def _precision(self):
         if self.config.dtype == "float32":

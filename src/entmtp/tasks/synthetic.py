@@ -33,6 +33,11 @@ def _copying(draw: random.Random) -> tuple[str, str]:
     return f'Repeat this, with the word "{new}" in place of "{old}": {" ".join(words)}', changed
 
 
+def _repetition(draw: random.Random) -> tuple[str, str]:
+    phrase, times = " ".join(draw.sample(WORDS, draw.randint(3, 5))), draw.randint(4, 8)
+    return f'Write "{phrase}" {times} times, one on each line, and nothing else.', " ".join([phrase] * times)
+
+
 def _extraction(draw: random.Random) -> tuple[str, str]:
     people = draw.sample(NAMES, 3)
     things, places = draw.sample(WORDS, 3), draw.sample(WORDS, 3)
@@ -43,6 +48,7 @@ def _extraction(draw: random.Random) -> tuple[str, str]:
 
 KINDS: dict[str, Callable[[random.Random], tuple[str, str]]] = {
     "arithmetic": _arithmetic, "counting": _counting, "copying": _copying, "extraction": _extraction,
+    "repetition": _repetition,
 }  # fmt: skip
 
 
