@@ -12,6 +12,7 @@ from entmtp import __version__
 # name → (module, what it does); those of `make` have the same names there
 COMMANDS = {
     "generate": ("generate", "text as it is committed, by a fitted policy or plain decoding"),
+    "blocks": ("blocks", "text of a multi-token model, as its blocks are committed (ConfAdapt)"),
     "sweep": ("sweep", "thresholds and policies over a finished run, as a Hydra multirun"),
     "export": ("export", "a finished run's rows as Spec-Bench answer files"),
     "lm-eval": ("lm_eval", "lm-evaluation-harness on draft trees or ConfAdapt"),

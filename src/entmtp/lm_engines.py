@@ -6,13 +6,14 @@ target forwards it took, the prefill included. Plain decoding so makes one token
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from entmtp.config import Config, DecodingConfig, TargetConfig, compose
 from entmtp.decoding.confadapt import BlockDecoder, BlockRule
 from entmtp.decoding.engine import Decoder
 from entmtp.errors import EntmtpError
-from entmtp.io import sha256_json
+from entmtp.io import sha256_file, sha256_json
 from entmtp.policy.schedulers import Policy
 
 BLOCKS = ("mtp", "threshold", "static", "k_max")  # options of ours beside the configuration's
@@ -105,9 +106,26 @@ def _open_blocks(own: dict[str, Any], config: Config, max_length: int) -> BlockE
         rule = BlockRule(int(own["static"]), None)
     else:
         rule = BlockRule(int(own.get("k_max", config.confadapt.k_max)), float(own.get("threshold", 0.9)))
-    target = load_target(TargetConfig(source="folder", path=own["mtp"]), own["mtp"], config.dtype, config.device)
+    folder = _folded(own["mtp"], config)
+    target = load_target(TargetConfig(source="folder", path=str(folder)), folder, config.dtype, config.device)
     mask_id = getattr(target.config, "mtp_mask_id", None)
     if mask_id is None:
         raise EntmtpError(f"mtp={own['mtp']}: its config.json names no mtp_mask_id, so it is no self-distilled model")
     length = min(max_length, target.max_positions)
     return BlockEngine(BlockDecoder(target, mask_id, Decoder.room(length, 0, BlockDecoder.rows(rule.k_max))), rule)
+
+
+def _folded(given: str, config: Config) -> Path:
+    """The multi-token model's folder; an adapter's is folded into the target beside it, once."""
+    from entmtp.distill.adapter import TENSORS, apply_adapter
+    from entmtp.session import target_folder
+    from entmtp.target.fetch import fetch_target
+
+    adapter = Path(given)
+    if not (adapter / TENSORS).is_file():
+        return adapter
+    base = fetch_target(config.target, target_folder(config.target, config.resources))
+    folder = Path(config.resources) / "targets" / f"{config.target.name}-mtp-{sha256_file(adapter / TENSORS)[:12]}"
+    if not folder.is_dir():
+        apply_adapter(base, adapter, folder)
+    return folder

@@ -56,6 +56,7 @@ def test_confadapt_json_holds_a_row_per_task_and_method(run):
 def test_table_and_frontier_are_drawn(run):
     assert "paper: GSM8K" in (run / "confadapt/confadapt.md").read_text()
     assert (run / "confadapt/frontier.svg").stat().st_size > 0
+    assert (run / "confadapt/training.svg").stat().st_size > 0
 
 
 def test_the_model_is_an_ordinary_folder(run):
@@ -92,7 +93,9 @@ def test_a_published_model_is_judged_without_training_or_draft_heads(tmp_path):
 def test_an_adapter_that_comes_with_the_project_is_the_model_that_it_was_trained_as(run, tmp_path):
     resources = tmp_path / "resources"
     shutil.copytree(run / "distill/short.adapter", resources / "mtp/made")
-    overrides = f"resources={resources} confadapt.enabled=true tasks=[counting] policies=[ar] mtp=smollm2 mtp.name=made "
+    overrides = (
+        f"resources={resources} confadapt.enabled=true tasks=[counting] policies=[ar] mtp=smollm2 mtp.name=made "
+    )
     overrides += "confadapt.thresholds=[0.05] confadapt.static=[2] confadapt.k_max=3"
     done = snakemake(tmp_path, overrides=overrides)
     assert done.returncode == 0, done.stderr[-4000:]

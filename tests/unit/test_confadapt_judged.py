@@ -118,3 +118,6 @@ def test_lossless_policies_stand_beside_and_the_record_fits():
     assert "| t | lossless_draft | 1.000 ± 0.000 | 3.00 (+ 0.50 of the drafting model) |" in text
     assert text.count("\n| t | ") == len(rows) and "| exact |" in text and "| tie |" in text
     assert len(accuracy_frontier(rows, PlotConfig()).get_axes()) == 1
+    five = [{**row, "task": f"t{number}"} for row in rows for number in range(5)]
+    panels = accuracy_frontier(five, PlotConfig()).get_axes()
+    assert [ax.get_title() for ax in panels] == ["t0", "t1", "t2", "t3", "t4", ""]

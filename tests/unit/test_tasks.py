@@ -144,7 +144,7 @@ def test_prompts_that_are_asked_elsewhere_are_left_out(tmp_path, tokenizer):
     rows = build_prompts(other, tokenizer, tmp_path, without=asked)
     assert len(rows) == 5 and not {row["id"] for row in rows} & {row["id"] for row in asked}
     again = [{"messages": [{"role": "user", "content": f"question  {n}"}]} for n in range(12)]  # case and spaces apart
-    with pytest.raises(EntmtpError, match=r"0 different prompts \(12 more are left out: asked elsewhere"):
+    with pytest.raises(EntmtpError, match=r"0 different prompts \(12 more left out: asked elsewhere"):
         build_prompts(other, tokenizer, tmp_path, without=again)
 
 

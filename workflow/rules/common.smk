@@ -27,7 +27,9 @@ GROWING = ("dynamic", "marginal")
 def composed():
     overrides = [f"experiment={config.get('experiment', 'quick')}", *str(config.get("overrides", "")).split()]
     cfg = compose(overrides)
-    tasks = {task: compose_task(cfg, overrides, task).task for task in [*cfg.tasks, *cfg.heads_tasks, *cfg.distill.prompts]}
+    tasks = {
+        task: compose_task(cfg, overrides, task).task for task in [*cfg.tasks, *cfg.heads_tasks, *cfg.distill.prompts]
+    }
     policies = {name: compose([*overrides, f"policy={name}"]).policy for name in cfg.policies}
     used = {policy.heads for policy in policies.values() if policy.heads}
     kinds = sorted(used | {cfg.heads.name} | set(cfg.heads_trained))
@@ -153,6 +155,11 @@ def second_method():
 def training_history():
     """The record of a multi-token model that the run trains; a published one has none."""
     return {"history": f"{RUN}/distill/{CFG.distill.name}.json"} if CFG.mtp.source == "distilled" else {}
+
+
+def training_figures():
+    """The curves of that training."""
+    return {kind: f"{SECOND}/training.{kind}" for kind in ("png", "svg") if training_history()}
 
 
 def products():

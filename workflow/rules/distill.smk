@@ -182,6 +182,7 @@ rule confadapt_report:
         **training_history(),
         parts=expand(f"{SECOND}/{{task}}.json", task=TASKS),
     output:
+        **training_figures(),
         record=f"{RUN}/confadapt.json",
         table=f"{SECOND}/confadapt.md",
         figure=f"{SECOND}/frontier.png",

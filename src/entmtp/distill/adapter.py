@@ -18,6 +18,7 @@ from entmtp.errors import EntmtpError
 from entmtp.io import atomic, folder_atomic, read_json, read_safetensors, write_json
 from entmtp.target.load import fingerprint
 
+TENSORS = "adapter.safetensors"
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -44,7 +45,7 @@ def save_adapter(model: nn.Module, folder: str | Path, config: AdapterFormat) ->
     for name, tensor in stored.items():
         if not torch.isfinite(tensor).all():
             raise EntmtpError(f"adapter: {name} does not fit float16 or is not finite")
-    with atomic(Path(folder) / "adapter.safetensors") as partial:
+    with atomic(Path(folder) / TENSORS) as partial:
         save_file(stored, partial, metadata={"format": "pt"})
     write_json(Path(folder) / "config.json", asdict(config))
 
@@ -67,7 +68,7 @@ def apply_adapter(base: str | Path, adapter: str | Path, folder: str | Path) -> 
     mask_id = add_mask_token(model, tokenizer, config.seed)
     add_lora(model, config.rank, config.alpha, PROJECTIONS, config.seed)
     add_mask_row(model, mask_id)
-    _fill(model, read_safetensors(Path(adapter) / "adapter.safetensors"), adapter)
+    _fill(model, read_safetensors(Path(adapter) / TENSORS), adapter)
     merge(model)
     save_multi_token(model, tokenizer, config.k_max, folder)
 

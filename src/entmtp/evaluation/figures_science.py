@@ -65,8 +65,11 @@ def accuracy_frontier(rows: list[dict], plot: PlotConfig) -> Figure:
                 ("", "plain decoding and EntMTP", "")]  # fmt: skip
     with styled(plot) as colours:
         tasks = list(dict.fromkeys(row["task"] for row in rows))
-        fig, axes = panels(1, len(tasks), 3.1, 3.2)
-        for ax, task in zip(axes[0], tasks, strict=True):
+        columns = min(3, len(tasks))
+        fig, axes = panels(-(-len(tasks) // columns), columns, 3.6, 3.0)
+        for ax in axes.flat[len(tasks) :]:
+            ax.set_axis_off()
+        for ax, task in zip(axes.flat, tasks, strict=False):
             left = [row for row in rows if row["task"] == task and row["accuracy"] is not None]
             if not left:
                 ax.text(0.5, 0.5, "not judged", ha="center", va="center", transform=ax.transAxes)
@@ -80,7 +83,20 @@ def accuracy_frontier(rows: list[dict], plot: PlotConfig) -> Figure:
                     color=colours[i], capsize=2, ms=5, lw=1.2, label=name,
                 )  # fmt: skip
             ax.set(title=task, xlabel="× own plain decoding", ylim=(-0.03, 1.03))
-        axes[0, 0].set_ylabel("accuracy")
+        for ax in axes[:, 0]:
+            ax.set_ylabel("accuracy")
         handles, labels = axes[0, 0].get_legend_handles_labels()
         fig.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
+    return fig
+
+
+def training_curves(curve: list[dict], plot: PlotConfig) -> Figure:
+    """Self-distillation over its steps: loss, agreement with the labels, tokens a block that are at least 0.9 sure.
+    `curve`: of confadapt.json's training."""
+    shown = {"loss": "loss", "agreement": "predictions that agree", "block": "tokens ≥ 0.9 sure, a block"}
+    with styled(plot) as colours:
+        fig, axes = panels(1, len(shown), 3.4, 2.8)
+        for i, (ax, (key, name)) in enumerate(zip(axes[0], shown.items(), strict=True)):
+            ax.plot([row["step"] for row in curve], [row[key] for row in curve], color=colours[i], lw=1.4)
+            ax.set(xlabel="step", ylabel=name)
     return fig

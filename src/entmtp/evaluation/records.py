@@ -6,7 +6,12 @@ from typing import Any
 from entmtp.config import PlotConfig
 from entmtp.evaluation import confadapt_report
 from entmtp.evaluation.figures import save_figure
-from entmtp.evaluation.figures_science import accuracy_frontier, headroom, predicted_against_measured
+from entmtp.evaluation.figures_science import (
+    accuracy_frontier,
+    headroom,
+    predicted_against_measured,
+    training_curves,
+)
 from entmtp.io import write_text
 from entmtp.science import report as scheduling_report
 
@@ -19,6 +24,8 @@ def make_scheduling(record: dict[str, Any], plot: PlotConfig, folder: str | Path
 
 
 def make_confadapt(record: dict[str, Any], plot: PlotConfig, folder: str | Path) -> None:
-    """Write `<folder>/confadapt.md` and the figure `frontier`."""
+    """Write `<folder>/confadapt.md` and the figure `frontier`, and `training` if the run trained its model."""
     write_text(Path(folder) / "confadapt.md", confadapt_report.markdown(record["rows"]))
     save_figure(accuracy_frontier(record["rows"], plot), Path(folder) / "frontier")
+    if record["training"]:
+        save_figure(training_curves(record["training"]["curve"], plot), Path(folder) / "training")

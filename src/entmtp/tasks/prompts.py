@@ -44,7 +44,7 @@ def split_prompts(
                 unfit += 1
     found, needed = sum(map(len, drawn.values())), config.calib + config.test
     if found < needed:
-        left = f" ({unfit} more are left out: asked elsewhere, or over task.max_prompt_tokens={config.max_prompt_tokens})"
+        left = f" ({unfit} more left out: asked elsewhere, or over task.max_prompt_tokens={config.max_prompt_tokens})"
         raise EntmtpError(
             f"task {config.name}: {found} different prompts{left if unfit else ''}, but task.calib={config.calib} and "
             f"task.test={config.test} need {needed}; lower them or add prompts"

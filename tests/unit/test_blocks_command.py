@@ -1,0 +1,69 @@
+"""`python -m entmtp.blocks`: the second method from the command line."""
+
+import re
+import shutil
+
+import pytest
+
+from entmtp import blocks
+from entmtp.config import DistillConfig, TargetConfig
+from entmtp.distill.recipe import distil
+from entmtp.io import read_json
+from entmtp.target.fetch import fetch_target
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A resources folder with the test target, and a multi-token model of it beside its adapter."""
+    root = tmp_path_factory.mktemp("blocks")
+    base = fetch_target(TargetConfig(name="tiny", source="random"), root / "resources/targets/tiny")
+    rows = [{"key": str(n), "prompt_ids": [5, 6, n + 20], "tokens": [30 + (n + i) % 9 for i in range(12)]}
+            for n in range(6)]  # fmt: skip
+    config = DistillConfig(k_max=3, spacing=4, blocks=2, batch=3, steps=2, lora_rank=2, report_every=1,
+                           checkpoint_every=1, dtype="float32")  # fmt: skip
+    distil(base, root / "made", root / "c.pt", rows, config, "cpu")
+    return root
+
+
+def run(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["blocks", *arguments])
+    status = blocks.main()
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def options(made, mtp) -> list[str]:
+    return ["experiment=smoke", f"resources={made / 'resources'}", f"mtp={mtp}", "k_max=3"]
+
+
+def test_every_block_is_shown_and_counted(made, monkeypatch, capsys):
+    asked = ["Count.", *options(made, made / "made"), "static=3", "--max-new-tokens", "20"]
+    status, text, said = run(monkeypatch, capsys, *asked, "--show")
+    tokens, forwards, longest = map(
+        int, re.search(r"(\d+) tokens in (\d+) forwards .*longest block (\d+)", said).groups()
+    )
+    assert status == 0 and text.count(blocks.MARK) == forwards and longest <= 3
+    assert forwards == -(-tokens // 3) and said.rstrip().endswith("lossy")
+    status, plain, _ = run(monkeypatch, capsys, *asked)
+    assert plain == text.replace(blocks.MARK, "")
+
+
+def test_an_adapter_is_folded_into_its_target_once(made, monkeypatch, capsys):
+    trained = run(monkeypatch, capsys, "Hi", *options(made, made / "made"), "threshold=0.2")
+    first = run(monkeypatch, capsys, "Hi", *options(made, made / "made.adapter"), "threshold=0.2")
+    folded = list((made / "resources/targets").glob("tiny-mtp-*"))
+    assert first[:2] == trained[:2] and len(folded) == 1 and read_json(folded[0] / "config.json")["mtp_k_max"] == 3
+    monkeypatch.setattr("entmtp.distill.adapter.apply_adapter", None)
+    assert run(monkeypatch, capsys, "Hi", *options(made, made / "made.adapter"), "threshold=0.2")[:2] == trained[:2]
+
+
+def test_mistakes_are_one_line(made, monkeypatch, capsys, tmp_path):
+    assert run(monkeypatch, capsys, "Hi", "k_max=3")[::2] == (1, "error: mtp=FOLDER is missing: a multi-token model's "
+                                                               "folder, or an adapter's\n")  # fmt: skip
+    wrong = tmp_path / "wrong"
+    shutil.copytree(made / "made.adapter", wrong)
+    text = (wrong / "config.json").read_text()
+    (wrong / "config.json").write_text(re.sub(r'"target": "[^"]*"', '"target": "llama-h1"', text))
+    shutil.rmtree(next((made / "resources/targets").glob("tiny-mtp-*"), tmp_path / "none"), ignore_errors=True)
+    status, _, said = run(monkeypatch, capsys, "Hi", *options(made, wrong))
+    assert status == 1 and said.startswith("error: ") and "made for the target llama-h1" in said
