@@ -186,7 +186,7 @@ def _check_values(config: Config) -> None:
         "mtp.source": (config.mtp.source, ("distilled", "shipped", "hub", "folder")),
         "mtp.forward": (config.mtp.forward, ("auto", "fused", "generic")),
         "distill.dtype": (config.distill.dtype, ("float32", "bfloat16")),
-        "task.scoring": (config.task.scoring, (None, "number", "sequence", "word", "code")),
+        "task.scoring": (config.task.scoring, (None, "number", "begins", "contains", "sequence", "code")),
     }
     verified = enumerate(config.confadapt.lossless)
     one_of |= {f"confadapt.lossless[{number}]": (name, ("self", "draft")) for number, name in verified}

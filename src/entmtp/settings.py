@@ -164,7 +164,7 @@ class TaskConfig:
     where: dict[str, str] = field(default_factory=dict)  # file: only rows with these values
     half: str | None = None  # file: only rows whose value in this column hashes into the first half ...
     second_half: bool = False  # ... or into the second
-    scoring: str | None = None  # how an answer is judged: number | sequence | word | code; null: it is not
+    scoring: str | None = None  # how an answer is judged: number | begins | contains | sequence | code; null: it is not
     template: str = "{prompt}"  # wraps each prompt text into the user's turn
     calib: int = 24  # prompts in the calibration split
     test: int = 40

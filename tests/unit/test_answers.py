@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from entmtp.config import TaskConfig
+from entmtp.config import TaskConfig, compose
 from entmtp.errors import EntmtpError
 from entmtp.evaluation.answers import correct, final_number
 from entmtp.tasks.sources import load_source
@@ -46,14 +46,18 @@ def test_the_final_number(text, number):
         ("number", "", "4", False),
         ("sequence", "1, 2, 3", "1, 2, 3", True),
         ("sequence", "Sure: 1,2,3.", "1, 2, 3", True),
-        ("sequence", "1, 2, 3, 4", "1, 2, 3", False),
+        ("sequence", "1, 2, 3, 4", "1, 2, 3", True),
+        ("begins", "1, 2, 3, 4", "1, 2, 3", True),
+        ("begins", "So: 1, 2, 3", "1, 2, 3", False),
+        ("begins", "1, 2", "1, 2, 3", False),
         ("sequence", "1, 3", "1, 2, 3", False),
         ("sequence", "Here it is: red green BLUE", "red green blue", True),
         ("sequence", "red green", "red green blue", False),
-        ("word", "Candle.", "candle", True),
-        ("word", "A candle", "candle", True),
-        ("word", "The lamp, not the candle", "candle", False),
-        ("word", "", "candle", False),
+        ("contains", "Candle.", "candle", True),
+        ("contains", "Emma is 24 years old.", "24", True),
+        ("contains", "Emma is 2 4 years old.", "24", False),
+        ("contains", "candles", "candle", False),
+        ("contains", "", "candle", False),
     ],
 )
 def test_scoring(scoring, text, answer, right):
@@ -65,37 +69,48 @@ def test_unknown_scoring_is_named():
         correct("vibes", "a", "b")
 
 
+SCORING = {"arithmetic": "number", "counting": "begins", "extraction": "contains"}
+
+
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_generated_tasks_are_seeded_different_and_right(kind):
     rows = list(generate(kind, 60, 1))
     assert rows == list(generate(kind, 60, 1))
-    assert len({question for question, _ in rows}) == 60
-    assert {question for question, _ in generate(kind, 60, 2)} != {question for question, _ in rows}
-    for question, answer in rows:
+    assert len({question for _, question, _ in rows}) == 60
+    assert {question for _, question, _ in generate(kind, 60, 2)} != {question for _, question, _ in rows}
+    scoring = SCORING.get(kind, "sequence")
+    assert compose([f"task={kind}"]).task.scoring == scoring
+    for examples, question, answer in rows:
+        assert len(examples) == KINDS[kind][1] and question not in dict(examples)
+        assert correct(scoring, answer, answer)
         if kind == "arithmetic":
             a, sign, b = re.search(r"(\d+) ([+-]) (\d+)", question).groups()
             assert int(answer) == (int(a) + int(b) if sign == "+" else int(a) - int(b)) > 0
+            assert all(eval_sum(said) for _, said in examples)
         if kind == "counting":
-            first, last = map(int, re.search(r"from (\d+) to (\d+)", question).groups())
-            assert answer == ", ".join(map(str, range(first, last + 1)))
+            first = int(re.search(r"from (\d+)", question).group(1))
+            assert answer == ", ".join(map(str, range(first, first + 16)))
         if kind == "copying":
-            new, old, words = re.search(r'the word "(\w+)" in place of "(\w+)": (.*)', question).groups()
-            assert answer.split() == [new if word == old else word for word in words.split()]
-            assert old in words.split() and new not in words.split()
+            assert answer.split() == [*re.search(r": (.*)", question).group(1).split(), "done"]
         if kind == "repetition":
             phrase, times = re.search(r'"(.+)" (\d+) times', question).groups()
             assert answer == " ".join([phrase] * int(times)) and correct("sequence", f"{phrase}\n" * int(times), answer)
             for wrong in (int(times) - 1, int(times) + 1):
                 assert not correct("sequence", f"{phrase}\n" * wrong, answer)
         if kind == "extraction":
-            who = re.search(r"What does (\w+) keep", question).group(1)
-            assert f"{who} keeps a {answer} near" in question
+            assert re.search(rf"\b{answer}\b", question.split("\n\n")[0])
+
+
+def eval_sum(said: str) -> bool:
+    a, sign, b, c = re.fullmatch(r"(\d+) ([+-]) (\d+) = (\d+)", said).groups()
+    return int(c) == (int(a) + int(b) if sign == "+" else int(a) - int(b))
 
 
 def test_generated_tasks_are_a_source(tmp_path):
     config = TaskConfig(name="t", source="synthetic", subset="counting", calib=3, test=2)
     rows = list(load_source(config, tmp_path))
-    assert len(rows) == 20 and all(correct("sequence", row["answer"], row["answer"]) for row in rows)
+    assert len(rows) == 20 and all(correct("begins", row["answer"], row["answer"]) for row in rows)
+    assert [turn["role"] for turn in rows[0]["messages"]] == ["user", "assistant", "user", "assistant", "user"]
     assert len({row["id"] for row in rows}) == 20
     with pytest.raises(EntmtpError, match=r"task\.subset=nothing.*arithmetic"):
         list(load_source(TaskConfig(name="t", source="synthetic", subset="nothing"), tmp_path))

@@ -105,23 +105,23 @@ def words_of(text: str) -> list[str]:
 
 
 def correct(scoring: str, text: str, answer: "str | Problem") -> bool:
-    """`number`: the text's final number is the answer's. `sequence`: the answer's words or numbers come in a row,
-    nothing between them. `word`: the first word is the answer. `code`: the text's program passes the problem's tests,
-    executed in the sandbox."""
+    """`number`: the text's final number is the answer's. `begins`: the text begins with the answer's words or numbers.
+    `contains`: they come in a row, nothing between them. `sequence`: so do they, and not once more. `code`: the text's
+    program passes the problem's tests, executed in the sandbox."""
     if scoring == "number":
         found = final_number(text)
         return found is not None and found == final_number(answer)
-    if scoring == "sequence":
-        said, wanted = words_of(text), words_of(answer)
+    said, wanted = words_of(text), [] if scoring == "code" else words_of(answer)
+    if scoring == "begins":
+        return said[: len(wanted)] == wanted
+    if scoring in ("contains", "sequence"):
         starts = [i for i in range(len(said) - len(wanted) + 1) if said[i : i + len(wanted)] == wanted]
-        # counting that goes on past its end is wrong, and so is a phrase said too often, which the answer fits in at
-        # several places that overlap; a sentence that follows is not
-        alone = [i for i in starts if not any(0 < abs(i - other) < len(wanted) for other in starts)]
-        return any(not "".join(said[i + len(wanted) :][:1]).isdigit() for i in alone)
-    if scoring == "word":
-        return words_of(answer)[-1:] == [word for word in words_of(text) if word not in ("a", "an", "the")][:1]
+        if scoring == "contains":
+            return bool(starts)
+        # a phrase said too often is wrong: the answer fits in at several places that overlap
+        return any(not any(0 < abs(i - other) < len(wanted) for other in starts) for i in starts)
     if scoring == "code":
         from entmtp.evaluation.code import verdict
 
         return verdict(text, answer).passed
-    raise EntmtpError(f"task.scoring={scoring}: choose one of number, sequence, word, code")
+    raise EntmtpError(f"task.scoring={scoring}: choose one of number, begins, contains, sequence, code")

@@ -74,16 +74,16 @@ def encode(tokenizer: Any, messages: list[dict]) -> list[int]:
 def build_prompts(
     config: TaskConfig, target_tokenizer: Any, resources: str | Path, without: Iterable[dict] = ()
 ) -> list[dict]:
-    """Rows of prompts.jsonl (see the module) for one task, none with the text of a row of `without`. Says on stderr how
-    many prompts were too long."""
+    """Rows of prompts.jsonl (see the module) for one task, none that asks (in its last turn) what a row of `without`
+    does. Says on stderr how many prompts were too long."""
     token_ids: dict[str, list[int]] = {}
-    known = {normalised(row) for row in without}
+    known = {normalised(row)[-1] for row in without}
     too_long = 0
 
     def fits(row: dict) -> bool:
         # encoding is done inside the draw: a Hub source has tens of thousands of prompts and few are needed
         nonlocal too_long
-        if normalised(row) in known:
+        if normalised(row)[-1] in known:
             return False
         token_ids[row["id"]] = encode(target_tokenizer, row["messages"])
         long = len(token_ids[row["id"]]) > config.max_prompt_tokens

@@ -180,8 +180,11 @@ def _gsm_symbolic(config: TaskConfig, resources: Path) -> Iterator[dict]:
 def _synthetic(config: TaskConfig, resources: Path) -> Iterator[dict]:
     """Short questions with right answers (tasks/synthetic.py); `subset` names their kind."""
     rows = generate(config.subset or "", 4 * (config.calib + config.test), config.seed)
-    for number, (question, answer) in enumerate(rows):
-        yield {"id": f"{config.name}/{config.seed}-{number}", "messages": _wrap(config, question), "answer": answer}
+    for number, (examples, question, answer) in enumerate(rows):
+        shown = [turn for asked, said in examples
+                 for turn in (*_wrap(config, asked), {"role": "assistant", "content": said})]  # fmt: skip
+        messages = shown + _wrap(config, question)
+        yield {"id": f"{config.name}/{config.seed}-{number}", "messages": messages, "answer": answer}
 
 
 def _shipped(config: TaskConfig, resources: Path) -> Iterator[dict]:
