@@ -183,7 +183,7 @@ def _check_values(config: Config) -> None:
         "policy.model": (config.policy.model, (None, "single", "multi")),
         "heads.arch": (config.heads.arch, ("medusa", "hydra")),
         "heads.storage": (config.heads.storage, ("bfloat16", "target")),
-        "mtp.source": (config.mtp.source, ("distilled", "shipped", "hub", "folder")),
+        "mtp.source": (config.mtp.source, ("distilled", "adapter", "hub", "folder")),
         "mtp.forward": (config.mtp.forward, ("auto", "fused", "generic")),
         "distill.dtype": (config.distill.dtype, ("float32", "bfloat16")),
         "task.scoring": (config.task.scoring, (None, "number", "begins", "contains", "sequence", "code")),

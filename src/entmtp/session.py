@@ -60,14 +60,9 @@ def multi_token_folder(config: Config, run: str | Path) -> Path:
     """Where the second method's model lies: in the run that makes it, or where it was published."""
     if config.mtp.source == "distilled":
         return Path(run) / "distill" / config.distill.name
-    if config.mtp.source == "shipped":
+    if config.mtp.source == "adapter":
         return Path(run) / "mtp" / config.mtp.name
     return target_folder(config.mtp, config.resources)
-
-
-def adapter_folder(config: Config) -> Path:
-    """The adapter that `mtp.source=shipped` folds into the target."""
-    return Path(config.resources) / "mtp" / config.mtp.name
 
 
 def open_target(config: TargetConfig, resources: str | Path, dtype: str, device: str) -> Target:

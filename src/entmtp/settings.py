@@ -23,11 +23,11 @@ class TargetConfig:
 
 @dataclass
 class MtpConfig(TargetConfig):
-    """The multi-token model of the second method: the run's own (`distilled`), the target with an adapter that comes
-    with the project (`shipped`), or a published one."""
+    """The multi-token model of the second method: the run's own (`distilled`), the target with an adapter folded in
+    (`adapter`, from `path`), or a published one."""
 
     name: str = "distilled"
-    source: str = "distilled"  # distilled | shipped | hub | folder
+    source: str = "distilled"  # distilled | adapter | hub | folder
     mask_id: int | None = None  # null: as the folder's config.json or tokenizer says
     stop_tokens: list[str] = field(default_factory=list)  # texts end at these too, whatever the folder's configs say
 

@@ -90,12 +90,9 @@ def test_a_published_model_is_judged_without_training_or_draft_heads(tmp_path):
     assert "Nothing to be done" in snakemake(tmp_path, overrides=overrides).stderr
 
 
-def test_an_adapter_that_comes_with_the_project_is_the_model_that_it_was_trained_as(run, tmp_path):
-    resources = tmp_path / "resources"
-    shutil.copytree(run / "distill/short.adapter", resources / "mtp/made")
-    overrides = (
-        f"resources={resources} confadapt.enabled=true tasks=[counting] policies=[ar] mtp=smollm2 mtp.name=made "
-    )
+def test_an_adapter_is_the_model_that_it_was_trained_as(run, tmp_path):
+    overrides = "confadapt.enabled=true tasks=[counting] policies=[ar] mtp=adapter mtp.name=made "
+    overrides += f"mtp.path={run}/distill/short.adapter "
     overrides += "confadapt.thresholds=[0.05] confadapt.static=[2] confadapt.k_max=3"
     done = snakemake(tmp_path, overrides=overrides)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -104,7 +101,7 @@ def test_an_adapter_that_comes_with_the_project_is_the_model_that_it_was_trained
     for (name, one), other in zip(trained.named_parameters(), shipped.parameters(), strict=True):
         assert torch.equal(one, other), name
     record = json.loads((tmp_path / "results/smoke/confadapt.json").read_text())
-    assert record["training"] is None and record["model"]["source"] == "shipped"
+    assert record["training"] is None and record["model"]["source"] == "adapter"
 
 
 def test_what_is_learned_from_is_none_of_what_the_run_measures(run):

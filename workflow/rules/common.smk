@@ -7,7 +7,6 @@ from entmtp.config import compose, to_plain
 from entmtp.errors import EntmtpError
 from entmtp.io import check_writable
 from entmtp.session import (
-    adapter_folder,
     compose_heads,
     compose_task,
     heads_folder,

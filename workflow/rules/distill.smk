@@ -81,22 +81,22 @@ if CFG.mtp.source == "hub":
             "../scripts/multi_token_model.py"
 
 
-if CFG.mtp.source == "shipped":
+if CFG.mtp.source == "adapter":
 
-    rule shipped_multi_token_model:
+    rule adapted_model:
         input:
             target=MODEL,
-            adapter=expand(f"{adapter_folder(CFG)}/{{file}}", file=["config.json", "adapter.safetensors"]),
+            adapter=expand(f"{CFG.mtp.path}/{{file}}", file=["config.json", "adapter.safetensors"]),
         output:
             model=MTP,
         log:
-            f"{LOGS}/shipped_multi_token_model.log",
+            f"{LOGS}/adapted_model.log",
         conda:
             "../../environment.yml"
         params:
             threads=CFG.threads,
         script:
-            "../scripts/shipped_multi_token_model.py"
+            "../scripts/adapted_model.py"
 
 
 rule confadapt_latency:

@@ -88,8 +88,8 @@ def multi_token_model(inp, out, params) -> None:
     fetch_target(config, target_folder(config, params["resources"]))
 
 
-def shipped_multi_token_model(inp, out, params) -> None:
-    """The target with the adapter that comes with the project, as an ordinary folder."""
+def adapted_model(inp, out, params) -> None:
+    """The target with an adapter folded in, as an ordinary folder."""
     from entmtp.distill.adapter import apply_adapter
 
     apply_adapter(Path(inp.target).parent, Path(inp.adapter[0]).parent, Path(out.model).parent)
