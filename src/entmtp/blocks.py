@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+from entmtp.command import exit_status
 from entmtp.errors import EntmtpError
 
 LONGEST = 2048  # positions of prompt and text
@@ -24,7 +25,7 @@ k_max=N               most predictions a forward (default 8)
 further overrides are Hydra's (dtype=bfloat16, target=NAME, …)
 
 examples:
-  python -m entmtp.blocks "Count from 3 to 40." mtp=results/confadapt/distill/short --show
+  python -m entmtp.blocks "Continue: 21, 22, 23, 24, 25, 26," mtp=results/confadapt/distill/short --show
   python -m entmtp.blocks "How much is 12 + 30?" mtp=results/confadapt/distill/short.adapter threshold=0.7
 
 With --show every block ends with {MARK}. The last line on stderr has tokens a forward and tokens/s.""",
@@ -68,13 +69,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Exit status 0; 1 with one line on stderr for a mistake of the user's."""
-    try:
-        run(parse(sys.argv[1:]))
-    except EntmtpError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    arguments = parse(sys.argv[1:])
+    return exit_status(lambda: run(arguments))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How modules end that are run with Hydra overrides: `python -m entmtp.engine_bench target=…`."""
+"""How modules end that are run as commands: `python -m entmtp.engine_bench target=…`."""
 
 import sys
 from collections.abc import Callable
@@ -19,3 +19,13 @@ def run_command(main: Callable[[list[str]], int | None], about: str) -> NoReturn
         sys.exit(main(sys.argv[1:]))
     except EntmtpError as error:
         sys.exit(f"error: {error}")
+
+
+def exit_status(action: Callable[[], None]) -> int:
+    """0 when `action` is done; 1 with one line on stderr for a mistake of the user's."""
+    try:
+        action()
+    except EntmtpError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0

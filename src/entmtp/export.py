@@ -24,6 +24,7 @@ from typing import Any
 
 import pandas as pd
 
+from entmtp.command import exit_status
 from entmtp.errors import EntmtpError
 from entmtp.io import read_parquet, sha256_json, write_jsonl
 
@@ -123,13 +124,7 @@ def main() -> int:
     parser.add_argument("format", choices=["specbench"], help="specbench: answer files for Spec-Bench's own scripts")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="experiment=NAME, task=NAME, …")
     arguments = parser.parse_args()
-    try:
-        for path in export_specbench(arguments.overrides):
-            print(path)
-    except EntmtpError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return exit_status(lambda: print(*export_specbench(arguments.overrides), sep="\n"))
 
 
 if __name__ == "__main__":

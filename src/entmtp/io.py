@@ -36,7 +36,10 @@ def atomic(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def folder_atomic(folder: str | Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `folder`, which takes its place only when the block ends without an error."""
+    """Yield a temporary folder beside `folder`, which takes its place only when the block ends without an error.
+
+    Its parent is temporary too: room for what shall not stay.
+    """
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as work:

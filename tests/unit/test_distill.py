@@ -268,6 +268,15 @@ def test_batches_follow_seed_and_step(student, teacher):
     assert {one.batch(step, 0).predict.shape[2] for step in range(20)} == {2, 3, 4}
 
 
+def test_an_order_has_every_text_once_and_batches_of_like_lengths(student, teacher):
+    one = trainer(student, teacher)
+    one.rows = [{"key": str(n), "prompt_ids": [5], "tokens": [20] * (6 + 3 * n)} for n in range(30)]
+    order = one.epoch_order(0)
+    assert sorted(order) == list(range(30)) and order == one.epoch_order(0) != one.epoch_order(1)
+    batches = [sorted(order[i : i + 4]) for i in range(0, 30, 4)]  # one window: batches are runs of the sorted lengths
+    assert all(batch[-1] - batch[0] == len(batch) - 1 for batch in batches) and len(batches[-1]) == 2
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"spacing": 99}, "no text has 99 tokens"), ({"checkpoint_every": 3}, "must be a multiple")],

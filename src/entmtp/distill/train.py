@@ -47,7 +47,7 @@ class SelfDistiller:
         self.student = student.to(device).train()
         self.parameters, self.mask_id, self.stop_ids = list(parameters), mask_id, stop_ids
         self.config, self.device = config, device
-        # a text gives a row if its answer has room for the latest first block; the order is the keys', which are hashes
+        # a text gives a row if its answer has room for the latest first block
         long = [row for row in rows if len(row["tokens"]) >= config.spacing]
         self.rows = sorted((row for row in long if len(row["prompt_ids"]) < config.max_length), key=_key)
         if not self.rows:
@@ -89,8 +89,9 @@ class SelfDistiller:
         for start in range(0, len(order), WINDOW * batch):
             window = sorted(order[start : start + WINDOW * batch], key=self._length)
             batches += [window[i : i + batch] for i in range(0, len(window), batch)]
+        odd = [batches.pop()] if len(batches[-1]) < batch else []  # last: elsewhere it would shift all after it
         draw.shuffle(batches)
-        return [index for one in batches for index in one]
+        return [index for one in batches + odd for index in one]
 
     def _length(self, index: int) -> int:
         return min(len(self.rows[index]["prompt_ids"]) + len(self.rows[index]["tokens"]), self.config.max_length)

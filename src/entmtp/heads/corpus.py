@@ -2,9 +2,8 @@
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import MappingProxyType
 
 from entmtp.config import CorpusConfig, PromptSource
 from entmtp.errors import EntmtpError
@@ -101,20 +100,28 @@ def write_shard(target, config: CorpusConfig, prompt_files: list[str], shard: in
     print(f"text: {len(rows)} prompts, {len(done)} already done; of the whole corpus: {counts}", flush=True)
     capacity = config.max_prompt_tokens + config.max_new_tokens
     decoder = batch_decoder(target, config.batch, capacity, config.max_new_tokens)
-    about = {key: {"task": row["task"], "sampled": row["sampled"]} for key, row in todo.items()}
-    write_texts(decoder, _sequences(target, config, todo.values()), journal, len(rows), about)
+
+    def row_of(sequence: Sequence) -> dict:
+        row = todo[sequence.key]
+        return {"key": sequence.key, "task": row["task"], "prompt_ids": sequence.prompt, "tokens": sequence.tokens,
+                "sampled": row["sampled"]}  # fmt: skip
+
+    write_texts(decoder, _sequences(target, config, todo.values()), journal, len(rows), row_of)
     return journal
+
+
+def text_row(sequence: Sequence) -> dict:
+    return {"key": sequence.key, "prompt_ids": sequence.prompt, "tokens": sequence.tokens}
 
 
 def write_texts(
     decoder: BatchDecoder | GenerateDecoder, sequences: Iterable[Sequence], journal: Journal, total: int,
-    about: Mapping[str, dict] = MappingProxyType({}),
+    row_of: Callable[[Sequence], dict] = text_row,
 ) -> None:  # fmt: skip
-    """Decode `sequences` into journal lines {key, prompt_ids, tokens} and what `about` says of the key."""
+    """Decode `sequences` into the journal, a line each; progress in texts, of `total`."""
     start, tokens = time.monotonic(), 0
     for count, sequence in enumerate(decoder.run(sequences), 1):
-        journal.append({"key": sequence.key, "prompt_ids": sequence.prompt, "tokens": sequence.tokens,
-                        **about.get(sequence.key, {})})  # fmt: skip
+        journal.append(row_of(sequence))
         tokens += len(sequence.tokens)
         if count % 50 == 0:
             rate = tokens / (time.monotonic() - start)
