@@ -18,7 +18,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         description="Generate text with a multi-token model: several tokens a forward, unverified (ConfAdapt).",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"""\
-mtp=FOLDER            a multi-token model (results/confadapt/distill/short) or an adapter (… .adapter beside it)
+mtp=FOLDER            a multi-token model, or an adapter for the target (results/confadapt/distill/short)
 threshold=P           commit the longest prefix of predictions that are at least this sure (default 0.9)
 static=K              commit always K predictions instead
 k_max=N               most predictions a forward (default 8)
@@ -26,7 +26,7 @@ further overrides are Hydra's (dtype=bfloat16, target=NAME, …)
 
 examples:
   python -m entmtp.blocks "Continue: 21, 22, 23, 24, 25, 26," mtp=results/confadapt/distill/short --show
-  python -m entmtp.blocks "How much is 12 + 30?" mtp=results/confadapt/distill/short.adapter threshold=0.7
+  python -m entmtp.blocks "How much is 12 + 30?" mtp=results/confadapt/distill/short threshold=0.7
 
 With --show every block ends with {MARK}. The last line on stderr has tokens a forward and tokens/s.""",
     )

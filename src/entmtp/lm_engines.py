@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from entmtp.config import Config, DecodingConfig, TargetConfig, compose
+from entmtp.config import Config, DecodingConfig, MtpConfig, compose
 from entmtp.decoding.confadapt import BlockDecoder, BlockRule
 from entmtp.decoding.engine import Decoder
 from entmtp.errors import EntmtpError
 from entmtp.io import sha256_file, sha256_json
 from entmtp.policy.schedulers import Policy
+from entmtp.target.load import Target
 
 BLOCKS = ("mtp", "threshold", "static", "k_max")  # options of ours beside the configuration's
 
@@ -98,34 +99,32 @@ def _open_trees(config: Config, overrides: list[str], max_length: int) -> TreeEn
 
 
 def _open_blocks(own: dict[str, Any], config: Config, max_length: int) -> BlockEngine:
-    from entmtp.target.load import load_target
-
     if "threshold" in own and "static" in own:
         raise EntmtpError("threshold= and static= exclude one another: ConfAdapt, or always as many tokens")
     if "static" in own:
         rule = BlockRule(int(own["static"]), None)
     else:
         rule = BlockRule(int(own.get("k_max", config.confadapt.k_max)), float(own.get("threshold", 0.9)))
-    folder = _folded(own["mtp"], config)
-    target = load_target(TargetConfig(source="folder", path=str(folder)), folder, config.dtype, config.device)
-    mask_id = getattr(target.config, "mtp_mask_id", None)
-    if mask_id is None:
-        raise EntmtpError(f"mtp={own['mtp']}: its config.json names no mtp_mask_id, so it is no self-distilled model")
+    target, mask_id = _multi_token(own["mtp"], config)
     length = min(max_length, target.max_positions)
     return BlockEngine(BlockDecoder(target, mask_id, Decoder.room(length, 0, BlockDecoder.rows(rule.k_max))), rule)
 
 
-def _folded(given: str, config: Config) -> Path:
-    """The multi-token model's folder; an adapter's is folded into the target beside it, once."""
-    from entmtp.distill.adapter import TENSORS, apply_adapter
+def _multi_token(given: str, config: Config) -> tuple[Target, int]:
+    """The multi-token model of a folder or of an adapter's (folded into the target, once, unless it acts on masks
+    only)."""
+    from entmtp.distill.adapter import TENSORS, apply_adapter, is_adapter, read_format
+    from entmtp.distill.published import load_multi_token
     from entmtp.session import target_folder
     from entmtp.target.fetch import fetch_target
 
-    adapter = Path(given)
-    if not (adapter / TENSORS).is_file():
-        return adapter
-    base = fetch_target(config.target, target_folder(config.target, config.resources))
-    folder = Path(config.resources) / "targets" / f"{config.target.name}-mtp-{sha256_file(adapter / TENSORS)[:12]}"
-    if not folder.is_dir():
-        apply_adapter(base, adapter, folder)
-    return folder
+    folder = base = Path(given)
+    if is_adapter(given):
+        base = fetch_target(config.target, target_folder(config.target, config.resources))
+        if not read_format(base, given).masks_only:
+            digest = sha256_file(Path(given) / TENSORS)[:12]
+            folder = Path(config.resources) / "targets" / f"{config.target.name}-mtp-{digest}"
+            if not folder.is_dir():
+                apply_adapter(base, given, folder)
+    mtp = MtpConfig(source="folder", path=str(folder))
+    return load_multi_token(mtp, folder, config.dtype, config.device, base)

@@ -174,7 +174,7 @@ class EntmtpLM(LM):
         hidden = self.target.prefill(ids[:-1], cache)[-len(after) :]
         logits = self.target.model.logits(hidden).float()
         if self.engine.masked is not None:
-            logits[:, self.engine.masked] = -torch.inf
+            logits[:, self.engine.masked : self.engine.masked + 1] = -torch.inf
         wanted = torch.tensor(after, device=logits.device)
         picked = logits.log_softmax(dim=-1).gather(1, wanted[:, None])
         return float(picked.double().sum()), bool((logits.argmax(dim=-1) == wanted).all())

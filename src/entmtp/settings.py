@@ -23,8 +23,8 @@ class TargetConfig:
 
 @dataclass
 class MtpConfig(TargetConfig):
-    """The multi-token model of the second method: the run's own (`distilled`), the target with an adapter folded in
-    (`adapter`, from `path`), or a published one."""
+    """The multi-token model of the second method: the run's own (`distilled`), the target with an adapter (`adapter`,
+    from `path`), or a published one."""
 
     name: str = "distilled"
     source: str = "distilled"  # distilled | adapter | hub | folder
@@ -128,6 +128,7 @@ class DistillConfig:
     soft: bool = False  # KL divergence from the teacher's distribution in place of cross-entropy with its argmax
     prefix_threshold: float | None = None  # count only what ConfAdapt would reach at this threshold
     lora_rank: int = 0  # 0: all parameters are trained
+    masks_only: bool = False  # adapters act on masks only, so the model's own text stays what it was
     lora_alpha: float = 32.0
     dtype: str = "bfloat16"  # of the forwards; weights and optimizer are float32
     report_every: int = 20

@@ -19,8 +19,8 @@ OVERRIDES = (
     "distill.report_every=2 distill.checkpoint_every=2 distill.spacing=4 distill.batch=2 distill.k_max=3 "
     "distill.lora_rank=2 confadapt.thresholds=[0.05,1.0] confadapt.static=[2] confadapt.k_max=3"
 )
-BLOCKS = ["k=1", "static k=2", "confadapt 0.05", "confadapt 1", "lossless_self", "original k=1", "lossless_draft"]
-METHODS = [*BLOCKS, "ar", "entmtp_star", "entmtp_tau"]
+METHODS = ["k=1", "static k=2", "confadapt 0.05", "confadapt 1", "lossless_self", "ar", "entmtp_star", "entmtp_tau"]
+MERGED = ["k=1", "static k=2", "confadapt 0.05", "lossless_self", "original k=1", "lossless_draft", "ar"]
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +41,11 @@ def test_confadapt_json_holds_a_row_per_task_and_method(run):
     assert by_method["k=1"]["tokens_per_forward"] == by_method["confadapt 1"]["tokens_per_forward"] == 1.0
     assert by_method["confadapt 1"]["same_text"] == 1.0
     assert 1.5 < by_method["static k=2"]["tokens_per_forward"] <= 2.0
-    for method, plain in (("lossless_self", "k=1"), ("lossless_draft", "original k=1")):
-        verified, alone = by_method[method], by_method[plain]
-        assert verified["lossless"] in ("exact", "tie") and alone["lossless"] == "n/a"
-        assert verified["tokens_per_forward"] >= alone["tokens_per_forward"] == 1.0
-        if verified["lossless"] == "exact":
-            assert verified["same_text"] == 1.0 and verified["ppl"] == pytest.approx(alone["ppl"])
+    check_verified(by_method["lossless_self"], by_method["k=1"])
+    # adapters that act on masks only leave the text, verified blocks too, the original model's
+    assert by_method["k=1"]["original_text"] == by_method["ar"]["original_text"] == 1.0
+    assert by_method["lossless_self"]["original_text"] == by_method["lossless_self"]["same_text"]
     assert by_method["confadapt 1"]["lossless"] == by_method["static k=2"]["lossless"] == "lossy"
-    assert by_method["original k=1"]["ppl"] == pytest.approx(by_method["ar"]["ppl"])
     assert record["model"]["source"] == "distilled"
     assert record["training"]["curve"][-1]["step"] == 4
 
@@ -59,10 +56,32 @@ def test_table_and_frontier_are_drawn(run):
     assert (run / "confadapt/training.svg").stat().st_size > 0
 
 
-def test_the_model_is_an_ordinary_folder(run):
-    config = json.loads((run / "distill/short/config.json").read_text())
-    assert config["mtp_k_max"] == 3 and config["mtp_mask_id"] == config["vocab_size"] - 1
+def check_verified(verified: dict, alone: dict) -> None:
+    assert verified["lossless"] in ("exact", "tie") and alone["lossless"] == "n/a"
+    assert verified["tokens_per_forward"] >= alone["tokens_per_forward"] == 1.0
+    if verified["lossless"] == "exact":
+        assert verified["same_text"] == 1.0 and verified["ppl"] == pytest.approx(alone["ppl"])
+
+
+def test_the_model_is_an_adapter_that_other_runs_take(run, tmp_path):
+    made = run / "distill/short"
+    config = json.loads((made / "config.json").read_text())
+    assert config["k_max"] == 3 and config["masks_only"] and (made / "adapter.safetensors").is_file()
     assert not list((run / "distill").glob("*.checkpoint.pt"))
+    overrides = f"confadapt.enabled=true tasks=[counting] policies=[ar] mtp=adapter mtp.name=made mtp.path={made} "
+    overrides += "confadapt.thresholds=[0.05] confadapt.static=[] confadapt.k_max=3"
+    done = snakemake(tmp_path, overrides=overrides)
+    assert done.returncode == 0, done.stderr[-4000:]
+    used = tmp_path / "results/smoke/mtp/made"
+    assert (used / "adapter.safetensors").read_bytes() == (made / "adapter.safetensors").read_bytes()
+    record, trained = (json.loads((path / "confadapt.json").read_text()) for path in (tmp_path / "results/smoke", run))
+    assert record["training"] is None and record["model"]["source"] == "adapter"
+    wanted = "counting", "confadapt 0.05"
+    ours, theirs = (
+        [row["tokens_per_forward"] for row in one["rows"] if (row["task"], row["method"]) == wanted]
+        for one in (record, trained)
+    )
+    assert ours == theirs and len(ours) == 1
 
 
 def test_a_published_model_is_judged_without_training_or_draft_heads(tmp_path):
@@ -90,18 +109,25 @@ def test_a_published_model_is_judged_without_training_or_draft_heads(tmp_path):
     assert "Nothing to be done" in snakemake(tmp_path, overrides=overrides).stderr
 
 
-def test_an_adapter_is_the_model_that_it_was_trained_as(run, tmp_path):
-    overrides = "confadapt.enabled=true tasks=[counting] policies=[ar] mtp=adapter mtp.name=made "
-    overrides += f"mtp.path={run}/distill/short.adapter "
-    overrides += "confadapt.thresholds=[0.05] confadapt.static=[2] confadapt.k_max=3"
+def test_a_merged_adapter_is_the_model_that_it_was_trained_as(tmp_path):
+    overrides = OVERRIDES.replace("[arithmetic,counting]", "[counting]").replace("[ar,entmtp_star,entmtp_tau]", "[ar]")
+    overrides = f"{overrides} distill=merged".replace("[0.05,1.0]", "[0.05]")
     done = snakemake(tmp_path, overrides=overrides)
     assert done.returncode == 0, done.stderr[-4000:]
-    folded = tmp_path / "results/smoke/mtp/made"
-    trained, shipped = (AutoModelForCausalLM.from_pretrained(path) for path in (run / "distill/short", folded))
-    for (name, one), other in zip(trained.named_parameters(), shipped.parameters(), strict=True):
-        assert torch.equal(one, other), name
-    record = json.loads((tmp_path / "results/smoke/confadapt.json").read_text())
-    assert record["training"] is None and record["model"]["source"] == "adapter"
+    run = tmp_path / "results/smoke"
+    config = json.loads((run / "distill/merged/config.json").read_text())
+    assert config["mtp_k_max"] == 3 and config["mtp_mask_id"] == config["vocab_size"] - 1
+    by_method = {row["method"]: row for row in json.loads((run / "confadapt.json").read_text())["rows"]}
+    assert list(by_method) == MERGED
+    for method, plain in (("lossless_self", "k=1"), ("lossless_draft", "original k=1")):
+        check_verified(by_method[method], by_method[plain])
+    assert by_method["original k=1"]["ppl"] == pytest.approx(by_method["ar"]["ppl"])
+    overrides += f" mtp=adapter mtp.name=made mtp.path={run}/distill/merged.adapter"
+    done = snakemake(tmp_path, "adapted_model", overrides=overrides)
+    assert done.returncode == 0, done.stderr[-4000:]
+    trained, shipped = (AutoModelForCausalLM.from_pretrained(run / path) for path in ("distill/merged", "mtp/made"))
+    for (name, one), other in zip(trained.named_parameters(), shipped.named_parameters(), strict=True):
+        assert torch.equal(one, other[1]), name
 
 
 def test_what_is_learned_from_is_none_of_what_the_run_measures(run):

@@ -6,10 +6,13 @@ import shutil
 import pytest
 
 from entmtp import blocks
-from entmtp.config import DistillConfig, TargetConfig
+from entmtp.config import DecodingConfig, DistillConfig, TargetConfig
+from entmtp.decoding.engine import Decoder
 from entmtp.distill.recipe import distil
 from entmtp.io import read_json
 from entmtp.target.fetch import fetch_target
+from entmtp.target.load import load_target
+from entmtp.tasks.prompts import encode
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +58,25 @@ def test_an_adapter_is_folded_into_its_target_once(made, monkeypatch, capsys):
     assert first[:2] == trained[:2] and len(folded) == 1 and read_json(folded[0] / "config.json")["mtp_k_max"] == 3
     monkeypatch.setattr("entmtp.distill.adapter.apply_adapter", None)
     assert run(monkeypatch, capsys, "Hi", *options(made, made / "made.adapter"), "threshold=0.2")[:2] == trained[:2]
+
+
+def test_an_adapter_for_masks_is_read_beside_its_target(made, monkeypatch, capsys):
+    rows = [{"key": str(n), "prompt_ids": [5, 6, n + 20], "tokens": [30 + (n + i) % 9 for i in range(12)]}
+            for n in range(6)]  # fmt: skip
+    config = DistillConfig(k_max=3, spacing=4, blocks=2, batch=3, steps=2, lora_rank=2, masks_only=True, report_every=1,
+                           checkpoint_every=1, dtype="float32")  # fmt: skip
+    base = made / "resources/targets/tiny"
+    distil(base, made / "masks", made / "m.pt", rows, config, "cpu")
+    capsys.readouterr()
+    before = sorted((made / "resources/targets").iterdir())
+    plain = run(monkeypatch, capsys, "Hi", *options(made, made / "masks"), "static=1")
+    other = run(monkeypatch, capsys, "Hi", *options(made, made / "masks"), "threshold=1.0")
+    assert plain[0] == 0 and plain[2].rstrip().endswith("plain decoding") and other[1] == plain[1]
+    target = load_target(TargetConfig(name="tiny", source="random"), base, "float32")
+    ids = encode(target.tokenizer, [{"role": "user", "content": "Hi"}])
+    text = Decoder(target, None, 400).plain(ids, DecodingConfig(max_new_tokens=200)).tokens
+    assert plain[1] == target.tokenizer.decode(text, skip_special_tokens=True) + "\n"
+    assert sorted((made / "resources/targets").iterdir()) == before
 
 
 def test_mistakes_are_one_line(made, monkeypatch, capsys, tmp_path):

@@ -15,6 +15,7 @@ from entmtp.distill.loss import before_first, distillation, predictions, text_lo
 from entmtp.distill.mask_token import MASK, add_mask_token
 from entmtp.distill.packing import UNKNOWN, layout, pack
 from entmtp.distill.recipe import distil
+from entmtp.distill.student import WholeStudent
 from entmtp.distill.train import SelfDistiller
 from entmtp.errors import EntmtpError
 from entmtp.io import read_json, read_safetensors, write_json
@@ -221,7 +222,8 @@ def trainer(student, teacher, steps: int = 6, **options) -> SelfDistiller:
     config = DistillConfig(**{"k_max": 4, "spacing": 6, "blocks": 4, "batch": 4, "steps": steps, "learning_rate": 2e-3,
                               "warmup": 2, "dtype": "float32", "report_every": 2, "checkpoint_every": 2}
                            | options)  # fmt: skip
-    return SelfDistiller(student, teacher, list(student.parameters()), student.mask_id, {2}, texts(), config)
+    whole = WholeStudent(student, teacher, list(student.parameters()), student.mask_id, {2}, config)
+    return SelfDistiller(whole, texts(), config)
 
 
 def test_training_teaches_the_masks_to_agree_with_the_teacher(student, teacher, tmp_path):
@@ -293,8 +295,8 @@ def test_the_rate_rises_stays_and_falls_to_zero(student, teacher):
 
 def test_the_first_steps_ask_no_teacher(student, teacher, monkeypatch):
     one = trainer(student, teacher, 3, text_steps=2)
-    monkeypatch.setattr(one.teacher, "forward", None)
-    monkeypatch.setattr(one.teacher.base_model, "forward", None)
+    monkeypatch.setattr(one.student.teacher, "forward", None)
+    monkeypatch.setattr(one.student.teacher.base_model, "forward", None)
     one._update()
     one._update()
     with pytest.raises(TypeError):

@@ -233,7 +233,7 @@ def test_options_are_the_configurations(options, tiny):
 
 
 def test_a_self_distilled_folder(options, tiny_folder, tmp_path):
-    with pytest.raises(EntmtpError, match="names no mtp_mask_id"):
+    with pytest.raises(EntmtpError, match="names no mask token"):
         open_engine({**options, "mtp": str(tiny_folder)}, 100)
     folder = tmp_path / "mtp"
     folder.mkdir()

@@ -14,6 +14,7 @@ from entmtp.decoding.confadapt import BlockDecoder, BlockRule
 from entmtp.decoding.engine import Decoder
 from entmtp.decoding.lossless import DraftedVerifier, SelfVerifier, block_tree, prefix_probabilities
 from entmtp.distill.mask_token import add_mask_token
+from entmtp.distill.student import WholeStudent
 from entmtp.distill.train import SelfDistiller
 from entmtp.errors import EntmtpError
 from entmtp.evaluation.confadapt import block_arms, decode_all, rules_of
@@ -45,7 +46,8 @@ def student(tiny_folder, prompts, greedy_texts, tmp_path_factory):
     ]
     config = DistillConfig(k_max=4, spacing=3, blocks=10, batch=4, steps=150, learning_rate=3e-3, warmup=5,
                            dtype="float32", report_every=50, checkpoint_every=150)  # fmt: skip
-    trainer = SelfDistiller(model, teacher, list(model.parameters()), mask_id, {2}, rows, config)
+    whole = WholeStudent(model, teacher, list(model.parameters()), mask_id, {2}, config)
+    trainer = SelfDistiller(whole, rows, config)
     history = trainer.run(tmp_path_factory.mktemp("student") / "checkpoint.pt")
     assert history[-1]["agreement"] > 0.5
     return wrap_model(model.eval(), tokenizer, "auto", "float32", "cpu", "student"), mask_id

@@ -215,3 +215,19 @@ def test_it_is_built_once(tmp_path):
     assert native.build(tmp_path, torch.float32) == first
     assert first.stat().st_mtime_ns == written
     assert [path.name for path in tmp_path.iterdir()] == [first.name]
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 63, 64, 65, 1000, 49152])
+def test_choices_from_logits(size):
+    library = native.library(torch.float32)
+    logits = 4 * noise(5, size)
+    logits[1, size // 2] = logits[1].amax() + 1
+    logits[2, size // 3], logits[2, size - 1] = 99.0, 99.0  # of equal ones the first
+    logits[3] = -torch.inf
+    logits[3, size - 1] = -5.0
+    logits[4] = -1e30
+    out = torch.empty(5)
+    library.top1(logits.data_ptr(), 5, size, out.data_ptr())
+    torch.testing.assert_close(out, logits.double().softmax(dim=-1).amax(dim=-1).float(), rtol=1e-5, atol=0)
+    found = [library.first_largest(row.data_ptr(), size) for row in logits]
+    assert found == logits.argmax(dim=-1).tolist() and found[2] == size // 3

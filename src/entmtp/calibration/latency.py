@@ -46,8 +46,9 @@ def measure_latency(decoder: Decoder, config: LatencyConfig, prompt: list[int], 
 
 
 @torch.inference_mode()
-def forward_ms(target, cache: KVCache, config: LatencyConfig) -> np.ndarray:
-    """Milliseconds [contexts, sizes] of a forward of n tokens with their logits: medians of `repeats`."""
+def forward_ms(target, cache: KVCache, config: LatencyConfig, mask_id: int | None = None) -> np.ndarray:
+    """Milliseconds [contexts, sizes] of a forward of n tokens with their logits: medians of `repeats`. With `mask_id`
+    the second half of them are mask tokens."""
     forward = np.zeros((len(config.contexts), len(config.sizes)))
     for row, context in enumerate(config.contexts):
         for column, n in enumerate(config.sizes):
@@ -56,6 +57,8 @@ def forward_ms(target, cache: KVCache, config: LatencyConfig) -> np.ndarray:
             tree = CompiledTree(shape, target.mask_rows, cache.capacity, target.dtype, target.device)
             cache.length = context
             tokens = torch.arange(n, device=target.device) % target.vocab_size
+            if mask_id is not None:
+                tokens[(n + 1) // 2 :] = mask_id
             positions = tree.depths + context
             forward[row, column] = median_ms(
                 lambda: target.model.logits(target.model.hidden(tokens, positions, cache, tree.mask_slice(context))),  # noqa: B023

@@ -46,7 +46,7 @@ class BlockDecoder:
     """
 
     def __init__(self, target, mask_id: int, capacity: int, limit: int | None = None):
-        if not 0 <= mask_id < target.vocab_size:
+        if mask_id != target.mask_id and not 0 <= mask_id < target.vocab_size:
             raise EntmtpError(f"mask token {mask_id} is outside the target's vocabulary of {target.vocab_size}")
         self.target, self.mask_id, self.capacity, self.limit = target, mask_id, capacity, limit
         self.cache = target.new_cache(capacity)
@@ -98,7 +98,7 @@ class BlockDecoder:
     def scores(self, logits: Tensor) -> Tensor:
         """Logits [n, V] in float32, in which only what may be said can be chosen."""
         logits = logits.float()
-        logits[:, self.mask_id] = -torch.inf
+        logits[:, self.mask_id : self.mask_id + 1] = -torch.inf  # nothing, where an adapter reads the mask
         return logits[:, : self.limit]
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from entmtp.target import kernels
 from entmtp.target.cpu import array
+from entmtp.target.native import library
 
 
 class GumbelNoise:
@@ -58,8 +59,13 @@ class Chooser:
         scores = self.scores(logits, positions)
         if scores.device.type != "cpu":
             return scores.argmax(dim=-1).tolist()
-        values = array(scores)
-        return [kernels.argmax(values, row) for row in range(len(values))]
+        compiled = library(torch.float32) if scores.dtype == torch.float32 else None
+        if compiled is None:
+            values = array(scores)
+            return [kernels.argmax(values, row) for row in range(len(values))]
+        scores = scores.contiguous()
+        at, size = scores.data_ptr(), scores.shape[1]
+        return [compiled.first_largest(at + 4 * size * row, size) for row in range(len(scores))]
 
     def choose(self, logits: Tensor, position: int) -> int:
         """logits [1, vocab] -> the token at `position`."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from entmtp.config import MtpConfig
+from entmtp.distill.adapter import is_adapter, load_adapted
 from entmtp.distill.mask_token import MASK
 from entmtp.errors import EntmtpError
 from entmtp.target.load import Target, load_target
@@ -42,8 +43,14 @@ def find_mask_id(config: Any, tokenizer: Any, rows: int, said: int | None = None
     return mask_id
 
 
-def load_multi_token(config: MtpConfig, folder: str | Path, dtype: str, device: str = "cpu") -> tuple[Target, int]:
-    """A multi-token model as a target, and its mask token's id. Raises EntmtpError for an unknown stop token."""
+def load_multi_token(
+    config: MtpConfig, folder: str | Path, dtype: str, device: str = "cpu", base: str | Path | None = None
+) -> tuple[Target, int]:
+    """A multi-token model as a target, and its mask token's id. `folder` may be an adapter's for the model in `base`.
+    Raises EntmtpError for an unknown stop token."""
+    if base is not None and is_adapter(folder):
+        adapted = load_adapted(config, base, folder, dtype, device)
+        return adapted, adapted.mask_id
     target = load_target(config, folder, dtype, device)
     vocabulary = target.tokenizer.get_vocab()
     unknown = [token for token in config.stop_tokens if token not in vocabulary]

@@ -1,23 +1,37 @@
-"""From a target's folder and its own texts to the folder of a multi-token model that any loader reads."""
+"""From a target's folder and its own texts to a multi-token model: an adapter, or a folder that any loader reads."""
 
 from pathlib import Path
 
 from entmtp.config import DistillConfig
-from entmtp.distill.adapter import PROJECTIONS, AdapterFormat, apply_adapter, save_adapter, save_multi_token
+from entmtp.distill.adapter import (
+    PROJECTIONS,
+    AdapterFormat,
+    apply_adapter,
+    lora_tensors,
+    save_adapter,
+    save_multi_token,
+)
 from entmtp.distill.lora import add_lora, add_mask_row
+from entmtp.distill.mask_student import MaskStudent
 from entmtp.distill.mask_token import add_mask_token
+from entmtp.distill.student import WholeStudent
 from entmtp.distill.train import SelfDistiller
-from entmtp.target.load import fingerprint, stop_ids
+from entmtp.errors import EntmtpError
+from entmtp.target.load import fingerprint, load_model, load_tokenizer, stop_ids
+from entmtp.target.mask_adapter import MaskAdapter
 
 
 def distil(
     base: str | Path, folder: str | Path, checkpoint: Path, rows: list[dict], config: DistillConfig, device: str
 ) -> list[dict]:
-    """Train a student of the model in `base` on `rows` into `folder` (whole or not at all); the training's figures.
+    """Train on `rows` what makes the model in `base` a multi-token one, into `folder`; the training's figures.
 
-    An interrupted run resumes from `checkpoint`. The folder's config names `mtp_mask_id` and `mtp_k_max`. With
-    `lora_rank` the adapter comes to lie beside it (`<folder>.adapter`), and the folder is made from that very file.
+    An interrupted run resumes from `checkpoint`. With `masks_only` the folder is an adapter's. Otherwise it is a
+    model's (whole or not at all), whose config names `mtp_mask_id` and `mtp_k_max`; with `lora_rank` the adapter that
+    was folded into it comes to lie beside it (`<folder>.adapter`).
     """
+    if config.masks_only:
+        return _distil_masks(base, folder, checkpoint, rows, config, device)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -31,13 +45,30 @@ def distil(
         parameters = add_lora(student, config.lora_rank, config.lora_alpha, PROJECTIONS, config.seed)
         parameters.append(add_mask_row(student, mask_id))
     stops = stop_ids(teacher, tokenizer)
-    trainer = SelfDistiller(student, teacher, parameters, mask_id, stops, rows, config, device)
-    history = trainer.run(checkpoint)
+    whole = WholeStudent(student, teacher, parameters, mask_id, stops, config)
+    history = SelfDistiller(whole, rows, config, device).run(checkpoint)
     if config.lora_rank:
         adapter = Path(folder).with_name(f"{Path(folder).name}.adapter")
-        made = AdapterFormat(fingerprint(Path(base)), config.lora_rank, config.lora_alpha, config.k_max, config.seed)
-        save_adapter(student, adapter, made)
+        save_adapter(lora_tensors(student), adapter, _format(base, config))
         apply_adapter(base, adapter, folder)
     else:
         save_multi_token(student, tokenizer, config.k_max, folder)
     return history
+
+
+def _distil_masks(
+    base: str | Path, folder: str | Path, checkpoint: Path, rows: list[dict], config: DistillConfig, device: str
+) -> list[dict]:
+    if config.lora_rank < 1:
+        raise EntmtpError("config key 'distill.masks_only': the weights stay, so distill.lora_rank must be above 0")
+    model = load_model(base, config.dtype, device)
+    adapter = MaskAdapter(model, config.lora_rank, config.lora_alpha, config.seed)
+    student = MaskStudent(model, adapter, stop_ids(model, load_tokenizer(base)), config)
+    history = SelfDistiller(student, rows, config, device).run(checkpoint)
+    save_adapter(adapter.tensors(), folder, _format(base, config))
+    return history
+
+
+def _format(base: str | Path, config: DistillConfig) -> AdapterFormat:
+    return AdapterFormat(fingerprint(Path(base)), config.lora_rank, config.lora_alpha, config.k_max, config.seed,
+                         config.masks_only)  # fmt: skip

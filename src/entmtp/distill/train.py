@@ -2,18 +2,15 @@
 
 import random
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from entmtp.checkpoint import load_checkpoint, save_checkpoint
 from entmtp.config import DistillConfig
-from entmtp.distill.loss import Outcome, distillation, text_loss
-from entmtp.distill.packing import Batch, Layout, pack, text_layout
+from entmtp.distill.loss import Outcome
+from entmtp.distill.student import Student
 from entmtp.errors import EntmtpError
 from entmtp.io import sha256_json
 
@@ -21,32 +18,16 @@ WINDOW = 16  # batches, among which texts are sorted by length
 
 
 class SelfDistiller:
-    """Trains `student` against the frozen `teacher`, both transformers causal LMs; the student knows the mask token.
+    """Trains a student's parameters on `rows`: texts {key, prompt_ids, tokens}."""
 
-    `rows`: texts {key, prompt_ids, tokens}. `parameters`: what is trained (all of the student's, or adapters').
-    """
-
-    def __init__(
-        self,
-        student: nn.Module,
-        teacher: nn.Module,
-        parameters: Sequence[nn.Parameter],
-        mask_id: int,
-        stop_ids: set[int],
-        rows: list[dict],
-        config: DistillConfig,
-        device: str = "cpu",
-    ):
+    def __init__(self, student: Student, rows: list[dict], config: DistillConfig, device: str = "cpu"):
         if config.k_max < 2:
             raise EntmtpError(f"config key 'distill.k_max': {config.k_max} must be at least 2")
         if config.checkpoint_every % config.report_every:
             raise EntmtpError(f"config key 'distill.checkpoint_every': {config.checkpoint_every} must be a multiple of "
                               f"distill.report_every={config.report_every}")  # fmt: skip
-        # nothing is learned by the teacher, so it keeps its weights as its forwards read them
-        self.teacher = teacher.to(device, getattr(torch, config.dtype)).eval().requires_grad_(False)
-        self.student = student.to(device).train()
-        self.parameters, self.mask_id, self.stop_ids = list(parameters), mask_id, stop_ids
-        self.config, self.device = config, device
+        student.to(device, getattr(torch, config.dtype))
+        self.student, self.parameters, self.config, self.device = student, student.parameters, config, device
         # a text gives a row if its answer has room for the latest first block
         long = [row for row in rows if len(row["tokens"]) >= config.spacing]
         self.rows = sorted((row for row in long if len(row["prompt_ids"]) < config.max_length), key=_key)
@@ -56,21 +37,17 @@ class SelfDistiller:
             self.parameters, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0, fused=True
         )
         keys = [_key(row) for row in self.rows]
-        self.identity = sha256_json([asdict(config), keys, mask_id])
+        self.identity = sha256_json([asdict(config), keys, student.mask_id])
         self.step, self.seconds = 0, 0.0
         self.epoch, self.order = -1, []
 
-    def batch(self, step: int, part: int) -> Batch:
+    def batch(self, step: int, part: int):
         """Micro-batch `part` of a step: k and the first block's shift are drawn once a step, as the paper does."""
         draw = random.Random(f"{self.config.seed}/{step}")
         k, shift = draw.randint(2, self.config.k_max), draw.randrange(self.config.spacing)
         first = (step * self.config.accumulate + part) * self.config.batch
-        texts, layouts = [], []
-        for number in range(first, first + self.config.batch):
-            text, prompt = self.text(number)
-            texts.append(text)
-            layouts.append(self.layout(prompt, len(text), k, shift))
-        return pack(texts, layouts, self.mask_id).to(self.device)
+        texts, prompts = zip(*map(self.text, range(first, first + self.config.batch)), strict=True)
+        return self.student.batch(texts, prompts, k, shift).to(self.device)
 
     def text(self, number: int) -> tuple[list[int], int]:
         """Text `number` of an endless sequence of seeded orders, cut to max_length, and its prompt's length."""
@@ -95,11 +72,6 @@ class SelfDistiller:
 
     def _length(self, index: int) -> int:
         return min(len(self.rows[index]["prompt_ids"]) + len(self.rows[index]["tokens"]), self.config.max_length)
-
-    def layout(self, prompt: int, length: int, k: int, shift: int) -> Layout:
-        config = self.config
-        found = text_layout(prompt, length, k, config.spacing, shift, config.blocks)
-        return found or text_layout(prompt, length, k, config.spacing, 0, config.blocks)
 
     def learning_rate(self, step: int) -> float:
         """Linear warm-up, constant, and over the last `cooldown` steps linear to zero."""
@@ -137,8 +109,7 @@ class SelfDistiller:
         self.optimizer.zero_grad(set_to_none=True)
         total = 0.0
         for part in range(self.config.accumulate):
-            with self._precision():
-                outcome = self._outcome(self.batch(self.step, part))
+            outcome = self.student.learn(self.batch(self.step, part), self.step < self.config.text_steps)
             (outcome.loss / self.config.accumulate).backward()
             total += float(outcome.loss.detach()) / self.config.accumulate
         if total != total or total == float("inf"):
@@ -147,17 +118,6 @@ class SelfDistiller:
         self.optimizer.step()
         self.step += 1
         return total, outcome
-
-    def _outcome(self, batch: Batch) -> Outcome:
-        if self.step < self.config.text_steps:
-            return text_loss(self.student, batch, self.mask_id, self.stop_ids)
-        return distillation(self.student, self.teacher, batch, self.mask_id, self.stop_ids, self.config.soft,
-                            self.config.prefix_threshold)  # fmt: skip
-
-    def _precision(self):
-        if self.config.dtype == "float32":
-            return nullcontext()
-        return torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16)
 
     def _save(self, path: Path, history: list[dict]) -> None:
         state = {"parameters": [p.detach() for p in self.parameters], "optimizer": self.optimizer.state_dict(),

@@ -57,11 +57,12 @@ def decode_all(arms: dict[str, Arm], prompts: list[dict], max_new_tokens: int, j
 
 def judged(
     rows: list[dict], prompts: list[dict], tokenizer, scoring: str | None, nll: dict[str, dict], bootstrap: int,
-    seed: int, verdicts: dict[str, str],
+    seed: int, verdicts: dict[str, str], original: dict[str, list[int]] | None = None,
 ) -> list[dict]:  # fmt: skip
     """A row per method: accuracy with its standard error (null without `scoring`), tokens a forward, tokens/s, ratio to
     plain decoding of the model whose text it is, perplexity under the original model (`nll`, as of `policy_nll`), how
-    many texts equal plain decoding's, and the verdict on that where the method promises it (`verdicts`)."""
+    many texts equal plain decoding's, and the verdict on that where the method promises it (`verdicts`). `original`:
+    the original model's plain text by prompt, to count the texts that equal it too."""
     frame = pd.DataFrame(rows)
     by_name = {name: group.set_index("prompt_id") for name, group in frame.groupby("policy", sort=False)}
     made = []
@@ -81,6 +82,8 @@ def judged(
                 "over_plain": over,
                 "ppl": math.exp(nll[name]["nll"] / nll[name]["tokens"]),
                 "same_text": float((group["tokens"].map(list) == own["tokens"].map(list)).mean()),
+                "original_text": original
+                and sum(list(tokens) == original[prompt] for prompt, tokens in group["tokens"].items()) / len(group),
                 "lossless": "n/a" if name in PLAIN else verdicts.get(name, "lossy"),
             }
         )
@@ -112,6 +115,7 @@ def entmtp_rows(
     for row in summary:
         own = bench[bench["policy"] == row["policy"]]
         texts = zip(own["prompt_id"], own["tokens"], strict=True)
+        same = 1.0 if row["lossless"] in ("exact", "n/a") else None
         made.append(
             {
                 "method": row["policy"],
@@ -122,7 +126,8 @@ def entmtp_rows(
                 "tokens_per_s": row["tokens_per_s"],
                 "over_plain": row["over_ar"],
                 "ppl": row["ppl"],
-                "same_text": 1.0 if row["lossless"] in ("exact", "n/a") else None,
+                "same_text": same,
+                "original_text": same,
                 "lossless": row["lossless"],
             }
         )

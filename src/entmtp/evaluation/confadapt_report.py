@@ -25,23 +25,24 @@ def markdown(rows: list[dict]) -> str:
             f"{row['tokens_per_s']:.1f}",
             f"{row['over_plain']['ratio']:.2f} [{row['over_plain']['low']:.2f}, {row['over_plain']['high']:.2f}]",
             f"{row['ppl']:.2f}",
-            "–" if row["same_text"] is None else f"{100 * row['same_text']:.0f}%",
+            *("–" if row[key] is None else f"{100 * row[key]:.0f}%" for key in ("same_text", "original_text")),
             row["lossless"],
         ]
         for row in rows
     ]
-    theirs = [["paper: GSM8K", f"{model}, {method}", f"{accuracy:.3f}", f"{tokens:.1f}", "–", "–", "–", "–", "–"]
+    theirs = [["paper: GSM8K", f"{model}, {method}", f"{accuracy:.3f}", f"{tokens:.1f}", *["–"] * 6]
               for model, method, accuracy, tokens in PAPER]  # fmt: skip
     heads = ["task", "method", "accuracy", "tokens a forward", "tokens/s", "over own plain decoding", "perplexity",
-             "same text", "lossless"]  # fmt: skip
+             "same text", "original's text", "lossless"]  # fmt: skip
     note = (
         "`k=1`, `static` and `confadapt` run the self-distilled model; ConfAdapt and static blocks are lossy. "
+        "Where its adapters act on masks only, `k=1` is the original model. "
         "`lossless_self` verifies that model's blocks against its own `k=1` in the forward that drafts the next ones; "
         "`lossless_draft` verifies them with the original model, and its tokens a forward count that model's forwards, "
         "with the drafting model's beside them. The others run the original model alone (`original k=1`, timed beside "
         "`lossless_draft`; `ar`) or with draft heads, verified. Perplexity is the original model's. *Own plain "
-        "decoding* and *same text*: of the model that wrote the text. *lossless*: exact, or tie where every first "
-        "difference is a numerical tie.\n"
+        "decoding* and *same text*: of the model that wrote the text; *original's text*: as the original model writes "
+        "it plainly. *lossless*: exact, or tie where every first difference is a numerical tie.\n"
     )
     return markdown_table(heads, [*ours, *theirs]) + "\n" + note + _unjudged(rows)
 

@@ -103,8 +103,12 @@ def top1_prob(logits: Tensor) -> Tensor:
     """Largest softmax probability of each row: [n, v] -> float32 [n]."""
     if logits.device.type != "cpu":
         return logits.softmax(dim=-1, dtype=torch.float32).amax(dim=-1)
-    probability = torch.empty(len(logits))
-    top1(array(logits.contiguous()), probability.numpy())
+    logits, probability = logits.contiguous(), torch.empty(len(logits))
+    compiled = library(torch.float32) if logits.dtype == torch.float32 else None
+    if compiled is not None:
+        compiled.top1(logits.data_ptr(), *logits.shape, probability.data_ptr())
+    else:
+        top1(array(logits), probability.numpy())
     return probability
 
 

@@ -89,31 +89,34 @@ def multi_token_model(inp, out, params) -> None:
 
 
 def adapted_model(inp, out, params) -> None:
-    """The target with an adapter folded in, as an ordinary folder."""
-    from entmtp.distill.adapter import apply_adapter
+    """What the run decodes with: the adapter itself where it acts on masks only, else the target with it folded in."""
+    from entmtp.distill.adapter import use_adapter
 
-    apply_adapter(Path(inp.target).parent, Path(inp.adapter[0]).parent, Path(out.model).parent)
+    use_adapter(Path(inp.target).parent, Path(inp.adapter[0]).parent, Path(out.model).parent)
 
 
 def _open_multi_token(inp, params):
     """The multi-token model of a rule's block, and its mask token."""
     from entmtp.distill.published import load_multi_token
 
-    folder = Path(inp.model).parent  # wherever it came from
-    return load_multi_token(from_plain(MtpConfig, params["mtp"]), folder, params["dtype"], params["device"])
+    folder, base = Path(inp.model).parent, Path(inp.target).parent  # wherever it came from
+    return load_multi_token(from_plain(MtpConfig, params["mtp"]), folder, params["dtype"], params["device"], base)
 
 
 def confadapt_latency(inp, out, params) -> None:
-    """What forwards cost here: the multi-token model's, and the original's where it verifies."""
+    """What forwards cost here, of real tokens and masks: the multi-token model's, and the original's where it verifies
+    with a drafter beside it."""
     from entmtp.calibration.latency import forward_ms
 
     config, blocks = from_plain(LatencyConfig, params["latency"]), from_plain(ConfAdaptConfig, params["confadapt"])
-    targets = {"own": _open_multi_token(inp, params)[0]}
-    if "draft" in blocks.lossless:
+    own, mask_id = _open_multi_token(inp, params)
+    targets = {"own": own}
+    if "draft" in blocks.lossless and own.mask_id is None:
         targets["original"], _ = open_block(params)
     made = {}
     for name, target in targets.items():
-        ms = forward_ms(target, target.new_cache(max(config.contexts) + max(config.sizes)), config)
+        cache = target.new_cache(max(config.contexts) + max(config.sizes))
+        ms = forward_ms(target, cache, config, mask_id if target is own else None)
         made[name] = {"tokens": config.sizes, "ms": ms.mean(axis=0).tolist()}
     write_json(out.latency, made)
 
@@ -138,7 +141,7 @@ def confadapt(inp, out, params) -> None:
     arms, original = block_arms(BlockDecoder(own, mask_id, capacity, limit), rules), None
     if "self" in config.lossless:
         arms[verified.SELF] = verified.self_arm(own, mask_id, capacity, limit, latency, config)
-    if "draft" in config.lossless:
+    if "draft" in config.lossless and own.mask_id is None:  # with masks of its own, the model is the original one
         original, _ = open_block(params)
         check_same_vocabulary(own, original)
         arms |= verified.draft_arms(own, mask_id, original, capacity, latency, config)
@@ -168,9 +171,12 @@ def confadapt_judged(inp, out, params) -> None:
     cache = base.new_cache(max(len(p["token_ids"]) for p in tests) + max(len(row["tokens"]) for row in rows))
     nll = policy_nll(base, cache, rows, tests)
     verdicts = {name: entry["verdict"] for name, entry in read_json(inp.check)["policies"].items()}
-    made = judged(rows, tests, base.tokenizer, scoring, nll, params["bootstrap"], params["seed"], verdicts)
+    bench = read_parquet(inp.bench)
+    plain = bench[bench["policy"] == "ar"]
+    original = {id_: list(tokens) for id_, tokens in zip(plain["prompt_id"], plain["tokens"], strict=True)} or None
+    made = judged(rows, tests, base.tokenizer, scoring, nll, params["bootstrap"], params["seed"], verdicts, original)
     summary = [row for row in read_json(inp.summary)["rows"] if row["task"] == params["task"]]
-    made += entmtp_rows(read_parquet(inp.bench), summary, tests, base.tokenizer, scoring)
+    made += entmtp_rows(bench, summary, tests, base.tokenizer, scoring)
     write_json(out.part, [{"task": params["task"], **row} for row in made])
 
 

@@ -41,6 +41,55 @@ class _Layer(CacheLayerMixin):
         return self.owner.capacity
 
 
+class _Kept(CacheLayerMixin):
+    """A cache layer that keeps the first forward's keys and values and shows them to every later one, unchanged."""
+
+    is_sliding = False
+
+    def __init__(self):
+        super().__init__()
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
+        pass
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        if self.keys is None:
+            self.keys, self.values = key_states, value_states
+            return key_states, value_states
+        return torch.cat((self.keys, key_states), dim=-2), torch.cat((self.values, value_states), dim=-2)
+
+    def get_seq_length(self) -> int:
+        return 0 if self.keys is None else self.keys.shape[-2]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class Context:
+    """Keys and values of a batch of texts, read once by `run_layers` and seen by further forwards over them."""
+
+    def __init__(self, model):
+        self.cache = Cache(layers=[_Kept() for _ in range(model.config.num_hidden_layers)])
+
+
+def run_layers(model, vectors: Tensor, positions: Tensor, sees: Tensor, context: Context) -> Tensor:
+    """Last hidden states [b, n, hidden] of `vectors` [b, n, hidden] after `context`; `sees` [b, 1, n, context + n]."""
+    mask = torch.zeros(sees.shape, dtype=vectors.dtype, device=vectors.device)
+    mask = mask.masked_fill_(~sees, torch.finfo(vectors.dtype).min)
+    out = model.base_model(
+        inputs_embeds=vectors,
+        attention_mask=mask,
+        position_ids=positions,
+        use_cache=True,
+        **{_CACHE_ARGUMENT: context.cache},
+    )
+    return out.last_hidden_state
+
+
 class GenericForward:
     """`hidden`, `logits`, `embed`, `new_cache` over a transformers model."""
 
@@ -75,7 +124,7 @@ class GenericForward:
                 torch.ones(n, n, dtype=torch.bool, device=self.device).triu(1), torch.finfo(self.dtype).min
             )
         out = self.model.base_model(
-            input_ids=tokens[None],
+            inputs_embeds=self.embed(tokens)[None],
             attention_mask=mask[None, None],
             position_ids=positions[None],
             use_cache=True,

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from entmtp.target.mask_adapter import Adapter
 from entmtp.target.native import NativeLinear, library
 
 LinearFn = Callable[[Tensor], Tensor]
@@ -15,8 +16,26 @@ EXPECTED_ROWS = 16
 MOST_ROWS = 96  # of a step
 
 
+class AdaptedLinear:
+    """A linear layer and what rows of masks add to it."""
+
+    def __init__(self, linear: LinearFn, adapter: Adapter):
+        self.linear, self.adapter = linear, adapter
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out, first = self.linear(x), self.adapter.rows.first
+        if first is not None:
+            out[first:] += F.linear(F.linear(x[first:], self.adapter.down), self.adapter.up)
+        return out
+
+
 def make_linear(
-    weight: Tensor, bias: Tensor | None = None, pack: bool = True, native: bool = True, paired: bool = False
+    weight: Tensor,
+    bias: Tensor | None = None,
+    pack: bool = True,
+    native: bool = True,
+    paired: bool = False,
+    adapter: Adapter | None = None,
 ) -> LinearFn:
     """Return x [n, in] -> [n, out]. On the CPU `weight` [out, in] is packed: for our own compiled engine where there is
     one (`native`; `paired` as there; its results are float32), else for oneDNN.
@@ -26,6 +45,8 @@ def make_linear(
     oneDNN's packing operators are private to torch, so they live in this one function and a test holds them equal to
     `F.linear` (FACTS 2: packing nearly halves a matrix product of few rows).
     """
+    if adapter is not None:
+        return AdaptedLinear(make_linear(weight, bias, pack, native, paired), adapter)
     weight = weight.detach().contiguous()
     bias = None if bias is None else bias.detach().contiguous()
     if pack and native and weight.device.type == "cpu" and library(weight.dtype) is not None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from entmtp.target.cache import KVCache
 from entmtp.target.linear import MOST_ROWS, make_linear
+from entmtp.target.mask_adapter import Rows, adapter_of
 from entmtp.target.native import NativeLayers, NativeLinear, covers
 
 FAMILY = ("llama", "mistral", "qwen2")
@@ -45,6 +46,7 @@ class FusedLayers:
         self.hidden_size, self.intermediate_size = config.hidden_size, config.intermediate_size
         self.eps = config.rms_norm_eps
         self.dtype, self.device = dtype, device
+        self.rows = getattr(body.layers[0].self_attn.q_proj, "rows", None) or Rows()
 
         def cast(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.detach().to(device=device, dtype=dtype)
@@ -53,7 +55,7 @@ class FusedLayers:
             def fuse(*modules, paired: bool = False):
                 weight = torch.cat([cast(m.weight) for m in modules])
                 bias = torch.cat([cast(m.bias) for m in modules]) if modules[0].bias is not None else None
-                return make(weight, bias, paired=paired)
+                return make(weight, bias, paired=paired, adapter=adapter_of(modules, cast))
 
             return [
                 (

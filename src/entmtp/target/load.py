@@ -15,6 +15,7 @@ from entmtp.errors import EntmtpError, first_line
 from entmtp.target import llama
 from entmtp.target.cache import KVCache
 from entmtp.target.fetch import model_fingerprint
+from entmtp.target.mask_adapter import MaskAdapter
 
 # what transformers raises over a damaged config or weight file, a pickle that is no list of tensors among them
 _UNLOADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError,
@@ -40,6 +41,7 @@ class Target:
     device: str
     fingerprint: str  # weights of another target have another one
     config: object  # the model's transformers config
+    mask_id: int | None = None  # a token beyond the vocabulary that the model reads by its adapter
 
     @property
     def dtype_name(self) -> str:
@@ -96,6 +98,13 @@ class Target:
 
 def load_target(config: TargetConfig, folder: str | Path, dtype: str, device: str = "cpu") -> Target:
     """Load the model folder that `fetch_target` returned. Only safetensors or weights-only pickles are read."""
+    model = load_model(folder, dtype, device)
+    tokenizer = load_tokenizer(folder, config.chat_template)
+    return wrap_model(model, tokenizer, config.forward, dtype, device, fingerprint=fingerprint(Path(folder)))
+
+
+def load_model(folder: str | Path, dtype: str, device: str = "cpu"):
+    """The transformers model of a folder, on the CPU; `device` is where it will be used."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -104,13 +113,10 @@ def load_target(config: TargetConfig, folder: str | Path, dtype: str, device: st
         raise EntmtpError(f"dtype={dtype}: choose one of {', '.join(DTYPES)}")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise EntmtpError(f"device={device}: this torch build sees no GPU; use device=cpu")
-    folder = Path(folder)
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], trust_remote_code=False)
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], trust_remote_code=False).eval()
     except _UNLOADABLE as error:
         raise EntmtpError(f"{folder}: not a loadable causal language model ({first_line(error)})") from error
-    tokenizer = load_tokenizer(folder, config.chat_template)
-    return wrap_model(model.eval(), tokenizer, config.forward, dtype, device, fingerprint=fingerprint(folder))
 
 
 def load_tokenizer(folder: str | Path, chat_template: str | None = None):
@@ -126,9 +132,13 @@ def load_tokenizer(folder: str | Path, chat_template: str | None = None):
     return tokenizer
 
 
-def wrap_model(model, tokenizer, forward: str, dtype: str, device: str, fingerprint: str) -> Target:
-    """A Target around a transformers causal LM. `forward`: auto takes the fused one where it is exact."""
+def wrap_model(
+    model, tokenizer, forward: str, dtype: str, device: str, fingerprint: str, adapter: MaskAdapter | None = None
+) -> Target:
+    """A Target around a transformers causal LM. `forward`: auto takes the fused one where it is exact. `adapter`: with
+    which the model reads masks; it is attached to it."""
     from entmtp.target.generic import GenericForward
+    from entmtp.target.masked import MaskGeneric, MaskLlama
 
     config = model.config
     _refuse_changed_logits(config)
@@ -136,9 +146,12 @@ def wrap_model(model, tokenizer, forward: str, dtype: str, device: str, fingerpr
     if forward == "fused" and not fusable:
         raise EntmtpError(f"target.forward=fused does not cover model_type={config.model_type}: use generic")
     fused = fusable and forward != "generic"
-    kind = llama.FusedLlama if fused else GenericForward
+    if adapter is None:
+        made = (llama.FusedLlama if fused else GenericForward)(model, DTYPES[dtype], device)
+    else:
+        made = (MaskLlama if fused else MaskGeneric)(model, adapter, DTYPES[dtype], device)
     return Target(
-        model=kind(model, DTYPES[dtype], device),
+        model=made,
         tokenizer=tokenizer,
         stop_ids=stop_ids(model, tokenizer),
         vocab_size=model.get_output_embeddings().weight.shape[0],
@@ -148,6 +161,7 @@ def wrap_model(model, tokenizer, forward: str, dtype: str, device: str, fingerpr
         device=device,
         fingerprint=fingerprint,
         config=config,
+        mask_id=adapter and adapter.mask_id,
     )
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from entmtp.target.cache import KVCache
+from entmtp.target.mask_adapter import Adapter
 
 SOURCE = Path(__file__).with_name("engine") / "native.c"
 FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-ffp-contract=fast", "-std=gnu11", "-Wno-psabi",
@@ -33,7 +34,7 @@ HEAD_DIMS, POINTER, INT = (16, 32, 64, 128), ctypes.c_void_p, ctypes.c_int64
 
 class _Linear(ctypes.Structure):
     _fields_ = [("weight", POINTER), ("bias", POINTER), ("inputs", INT), ("outputs", INT), ("paired", INT),
-                ("unit", INT)]  # fmt: skip
+                ("unit", INT), ("rank", INT), ("down", POINTER)]  # fmt: skip
 
 
 class _Layer(ctypes.Structure):
@@ -44,7 +45,7 @@ class _Layer(ctypes.Structure):
 class _Model(ctypes.Structure):
     _fields_ = [("layers", ctypes.POINTER(_Layer)), ("final_norm", POINTER), ("cos", POINTER), ("sin", POINTER),
                 ("depth", INT), ("hidden", INT), ("heads", INT), ("kv_heads", INT), ("dim", INT), ("inner", INT),
-                ("eps", ctypes.c_double)]  # fmt: skip
+                ("rank", INT), ("eps", ctypes.c_double)]  # fmt: skip
 
 
 def cache_folder() -> Path:
@@ -100,8 +101,11 @@ def library(dtype: torch.dtype) -> ctypes.CDLL | None:
         made.linear.argtypes = [POINTER, POINTER, INT, POINTER, INT]
         made.pack.argtypes = [POINTER, INT, INT, INT, POINTER]
         made.scratch_size.argtypes, made.scratch_size.restype = [POINTER, INT, INT, INT, INT], INT
-        made.forward.argtypes = [POINTER, POINTER, POINTER, INT, INT, POINTER, INT, POINTER, INT, POINTER, POINTER, INT]
-        for function in (made.linear, made.pack, made.forward):
+        made.forward.argtypes = [POINTER, POINTER, POINTER, INT, INT, INT, POINTER, INT, POINTER, INT, POINTER, POINTER,
+                                 INT]  # fmt: skip
+        made.top1.argtypes = [POINTER, INT, INT, POINTER]
+        made.first_largest.argtypes, made.first_largest.restype = [POINTER, INT], INT
+        for function in (made.linear, made.pack, made.forward, made.top1):
             function.restype = None
         made.unit = bool(made.matrix_unit())
         return made
@@ -134,14 +138,26 @@ class NativeLinear:
 
     `paired`: blocks of both halves of the columns alternate (gates and what they gate), for the fused layers. A
     bfloat16 weight meets x rounded to bfloat16 in the processor's matrix unit where there is one, unless `exact`.
+    `adapter`: what rows of masks add (only within NativeLayers).
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, paired: bool = False, exact: bool = False):
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        paired: bool = False,
+        exact: bool = False,
+        adapter: Adapter | None = None,
+    ):
         self.outputs, self.inputs = weight.shape
+        self.down = None if adapter is None else NativeLinear(adapter.down)
+        if adapter is not None:
+            weight = torch.cat((weight, adapter.up), dim=1)
         self.weight = self._packed(weight, paired)
         self.bias = None if bias is None else self._packed(bias[:, None].float(), paired)
         self.struct = _Linear(self.weight.data_ptr(), None if bias is None else self.bias.data_ptr(), self.inputs,
-                              self.outputs, int(paired), int(library(weight.dtype).unit and not exact))  # fmt: skip
+                              self.outputs, int(paired), int(library(weight.dtype).unit and not exact),
+                              0 if adapter is None else len(adapter.down), self.down and self.down.at)  # fmt: skip
         self.at, self.function = ctypes.addressof(self.struct), library(weight.dtype).linear
 
     def _packed(self, weight: Tensor, paired: bool) -> Tensor:
@@ -181,7 +197,7 @@ class NativeLayers:
         self.made = made
         self.model = _Model(made, self._at(layers.final_norm), self._at(cos), self._at(sin), layers.layers,
                             layers.hidden_size, layers.heads, layers.kv_heads, layers.head_dim,
-                            layers.intermediate_size, layers.eps)  # fmt: skip
+                            layers.intermediate_size, layers.rows.rank, layers.eps)  # fmt: skip
         self.at, self.scratch = ctypes.addressof(self.model), torch.empty(0)
 
     def _at(self, tensor: Tensor) -> int:
@@ -191,13 +207,14 @@ class NativeLayers:
 
     def run(self, x: Tensor, positions: Tensor, cache: KVCache, mask: Tensor | None) -> Tensor:
         """As FusedLayers.run. Masks are 0 or very negative, and 0 on the whole context, as all of ours are."""
-        n, threads = len(x), torch.get_num_threads()
+        n, threads, first = len(x), torch.get_num_threads(), self.layers.rows.first
         x, hidden = x.float().contiguous(), torch.empty(n, self.layers.hidden_size)
         size = self.library.scratch_size(self.at, n, cache.capacity, int(mask is not None), threads)
         if size > len(self.scratch):
             self.scratch = torch.empty(size)
         self.library.forward(
-            self.at, x.data_ptr(), positions.data_ptr(), n, cache.length, None if mask is None else mask.data_ptr(),
+            self.at, x.data_ptr(), positions.data_ptr(), n, n if first is None else first, cache.length,
+            None if mask is None else mask.data_ptr(),
             0 if mask is None else mask.stride(0), cache.data.data_ptr(), cache.capacity, hidden.data_ptr(),
             self.scratch.data_ptr(), threads,
         )  # fmt: skip

@@ -6,6 +6,7 @@
  * decoded alone, verified in a tree or read in a prefill, and exact acceptance is exact by construction.
  */
 #include "attention.h"
+#include "choices.h"
 #include "products.h"
 
 typedef struct {
@@ -16,7 +17,7 @@ typedef struct {
 typedef struct {
     const Layer *layers;
     const float *final_norm, *cos, *sin; /* cos, sin [positions, dim], the first half of sin negated */
-    int64_t depth, hidden, heads, kv_heads, dim, inner;
+    int64_t depth, hidden, heads, kv_heads, dim, inner, rank; /* rank: of the adapters for masks, or 0 */
     double eps;
 } Model;
 
@@ -53,29 +54,29 @@ INLINE void keep(const float *x, int64_t dim, stored *row)
 INLINE int64_t widest(const Model *m)
 {
     int64_t wide = m->heads * m->dim > m->hidden ? m->heads * m->dim : m->hidden;
-    return filled(wide > m->inner ? wide : m->inner);
+    return filled((wide > m->inner ? wide : m->inner) + m->rank);
 }
 
 /* Floats of scratch that `forward` needs for n rows. */
 int64_t scratch_size(const Model *m, int64_t n, int64_t capacity, int64_t masked, int64_t threads)
 {
     int64_t qkv = (m->heads + 2 * m->kv_heads) * m->dim, wide = m->heads * m->dim;
-    int64_t rows = n * (m->hidden * (1 + threads) + qkv + wide + m->inner + threads * widest(m)) + threads * LANES;
+    int64_t rows = n * (m->hidden * (1 + threads) + qkv + wide + m->inner + threads * (widest(m) + m->rank)) + threads * LANES;
     return rows + threads * SHARE * m->heads / m->kv_heads * (capacity + LANES) + n * (masked ? n + 1 : 2)
            + 4 * m->depth;
 }
 
 /* Final-norm hidden states [n, hidden] of x [n, hidden] at `positions`, whose rows go to `context`, … of the cache
  * [depth, 2, kv_heads, capacity, dim]. A row sees the context and those new rows whose entry in `mask` [n, …] (its columns
- * context, … count) is 0; without a mask itself and the rows before it. */
-void forward(const Model *m, const float *x, const int64_t *positions, int64_t n, int64_t context, const stored *mask,
-             int64_t mask_stride, stored *cache, int64_t capacity, float *hidden, float *scratch, int64_t threads)
+ * context, … count) is 0; without a mask itself and the rows before it. Rows from `first` on hold mask tokens. */
+void forward(const Model *m, const float *x, const int64_t *positions, int64_t n, int64_t first, int64_t context,
+             const stored *mask, int64_t mask_stride, stored *cache, int64_t capacity, float *hidden, float *scratch, int64_t threads)
 {
     const int64_t h = m->hidden, d = m->dim, groups = m->heads / m->kv_heads, wide = m->heads * d;
     const int64_t qkv_size = wide + 2 * m->kv_heads * d, stride = capacity + LANES;
     float *residual = scratch, *qkv = residual + n * h, *attended = qkv + n * qkv_size;
     float *active = attended + n * wide, *normed = active + n * m->inner, *panels = normed + threads * n * h;
-    float *scores = panels + threads * (n * widest(m) + LANES);
+    float *lows = panels + threads * (n * widest(m) + LANES), *scores = lows + threads * n * m->rank;
     int32_t *count = (int32_t *)(scores + threads * SHARE * groups * stride), *seen = count + n;
     int32_t *taken = seen + (mask ? n * n : n);
     const float scale = 1.0f / sqrtf((float)d);
@@ -96,13 +97,14 @@ void forward(const Model *m, const float *x, const int64_t *positions, int64_t n
     {
         const int me = omp_get_thread_num(), all_threads = omp_get_num_threads();
         float *own = normed + me * n * h, *panel = panels + me * (n * widest(m) + LANES);
+        float *low = lows + me * n * m->rank;
         float *own_scores = scores + me * SHARE * groups * stride;
         for (int64_t index = 0; index < m->depth; index++) {
             const Layer *l = m->layers + index;
             int32_t *left = taken + 4 * index;
             stored *keys = cache + (2 * index) * m->kv_heads * capacity * d, *values = keys + m->kv_heads * capacity * d;
             norm(residual, l->norm1, n, h, (float)m->eps, own);
-            multiply(&l->qkv, own, n, panel, qkv, qkv_size, STORE, me, all_threads, left);
+            multiply(&l->qkv, own, n, first, panel, low, qkv, qkv_size, STORE, me, all_threads, left);
 #pragma omp barrier
             int64_t vectors = qkv_size / d;
             for (int64_t item = n * vectors * me / all_threads; item < n * vectors * (me + 1) / all_threads; item++) {
@@ -122,21 +124,21 @@ void forward(const Model *m, const float *x, const int64_t *positions, int64_t n
                 int64_t head = item / n, i = item % n, rows = n - i < end - item ? n - i : end - item;
                 rows = rows < SHARE ? rows : SHARE;
                 for (int64_t g = 0; g < groups; g += 4) {
-                    int64_t first = (head * groups + g) * d;
-                    Queries of = {qkv + i * qkv_size + first, keys + head * capacity * d, values + head * capacity * d,
-                                  mask ? seen + i * n : seen, count + i, attended + i * wide + first, qkv_size,
+                    int64_t at = (head * groups + g) * d;
+                    Queries of = {qkv + i * qkv_size + at, keys + head * capacity * d, values + head * capacity * d,
+                                  mask ? seen + i * n : seen, count + i, attended + i * wide + at, qkv_size,
                                   mask ? n : 0, wide, context, mask ? context : context + i + 1};
                     attend(d / LANES, groups - g < 4 ? groups - g : 4, &of, rows, own_scores, stride);
                 }
                 item += rows;
             }
 #pragma omp barrier
-            multiply(&l->out, attended, n, panel, residual, h, ADD, me, all_threads, left + 1);
+            multiply(&l->out, attended, n, first, panel, low, residual, h, ADD, me, all_threads, left + 1);
 #pragma omp barrier
             norm(residual, l->norm2, n, h, (float)m->eps, own);
-            multiply(&l->up, own, n, panel, active, m->inner, GATE, me, all_threads, left + 2);
+            multiply(&l->up, own, n, first, panel, low, active, m->inner, GATE, me, all_threads, left + 2);
 #pragma omp barrier
-            multiply(&l->down, active, n, panel, residual, h, ADD, me, all_threads, left + 3);
+            multiply(&l->down, active, n, first, panel, low, residual, h, ADD, me, all_threads, left + 3);
 #pragma omp barrier
         }
         for (int64_t i = n * me / all_threads; i < n * (me + 1) / all_threads; i++)

@@ -17,17 +17,20 @@
 
 /* weight: [blocks][depth / PAIR][LANES][PAIR], bias: [blocks][LANES] or null, an even number of blocks. Block b holds the
  * output's columns from 16 b on; when `paired` (gates and what they gate), even blocks are of the first half, odd ones
- * of the second. `unit`: multiplied by the matrix unit. */
-typedef struct {
+ * of the second. `unit`: multiplied by the matrix unit. `rank`: further inputs, which the rows of masks alone have: `down`
+ * of theirs. To other rows they would add zeros, which leave the bits of a sum alone. */
+typedef struct Linear {
     const stored *weight;
     const float *bias;
-    int64_t in, out, paired, unit;
+    int64_t in, out, paired, unit, rank;
+    const struct Linear *down; /* null without such an adapter */
 } Linear;
 
 enum { STORE, ADD, GATE };
 
 INLINE int64_t blocks_of(const Linear *l) { return (l->out + 2 * LANES - 1) / (2 * LANES) * 2; }
 INLINE int64_t filled(int64_t in) { return (in + DEEP - 1) / DEEP * DEEP; }
+INLINE int64_t stride_of(const Linear *l) { return filled(l->in + l->rank) * LANES; } /* from block to block */
 INLINE int64_t column_of(const Linear *l, int64_t b)
 {
     return l->paired ? b % 2 * (l->out / 2) + b / 2 * LANES : b * LANES;
@@ -75,9 +78,9 @@ static void deliver(const Linear *l, int64_t b, const float *made, int64_t rows,
 
 /* C blocks of columns for R rows, x [depth, R]: made [C][R][LANES]. Every element has one accumulator that takes the
  * products in order of k. */
-INLINE void tile(const int R, const int C, const Linear *l, int64_t b, const float *x, float *made)
+INLINE void tile(const int R, const int C, const Linear *l, int64_t b, const float *x, int64_t depth, float *made)
 {
-    const int64_t depth = filled(l->in), block = depth * LANES;
+    const int64_t block = stride_of(l);
     const stored *w = l->weight + b * block;
     v16 acc[WIDE][2];
 #pragma GCC unroll 2
@@ -114,9 +117,9 @@ INLINE void tile(const int R, const int C, const Linear *l, int64_t b, const flo
 }
 
 /* Rows of x [n, in] by tiles: [depth, rows] each, so that a tile reads one stream. Writes up to LANES floats further. */
-static void arrange(const float *x, int64_t n, int64_t in, int64_t tiles, float *panel)
+static void arrange(const float *x, int64_t n, int64_t in, int64_t depth, int64_t tiles, float *panel)
 {
-    const int64_t depth = filled(in), whole = in / LANES * LANES;
+    const int64_t whole = in / LANES * LANES;
     for (int64_t t = 0; t < tiles; t++) {
         int64_t row = n * t / tiles, rows = n * (t + 1) / tiles - row;
         const float *from = x + row * in;
@@ -144,6 +147,18 @@ static void arrange(const float *x, int64_t n, int64_t in, int64_t tiles, float 
     }
 }
 
+/* Inputs in, … of the rows from `first` on: low [n - first, rank]. The others' are zeros already. */
+static void arrange_low(const float *low, int64_t first, int64_t n, int64_t in, int64_t rank, int64_t depth,
+                        int64_t tiles, float *panel)
+{
+    for (int64_t t = 0; t < tiles; t++) {
+        int64_t row = n * t / tiles, end = n * (t + 1) / tiles;
+        for (int64_t i = row > first ? row : first; i < end; i++)
+            for (int64_t j = 0; j < rank; j++)
+                panel[row * depth + (in + j) * (end - row) + i - row] = low[(i - first) * rank + j];
+    }
+}
+
 #ifdef UNIT
 enum { HEIGHT = 16, AT_ONCE = 4 }; /* rows of a tile at most, and tiles of rows that share a tile of weights */
 
@@ -151,9 +166,9 @@ enum { HEIGHT = 16, AT_ONCE = 4 }; /* rows of a tile at most, and tiles of rows 
 int matrix_unit(void) { return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18) == 0; }
 
 /* Rows of x [n, in], rounded: [tiles][depth / 32][rows][32], those past n zeros. */
-static void arrange_halves(const float *x, int64_t n, int64_t in, int64_t tiles, int64_t rows, stored *panel)
+static void arrange_halves(const float *x, int64_t n, int64_t in, int64_t deep, int64_t tiles, int64_t rows,
+                           stored *panel)
 {
-    const int64_t deep = filled(in) / DEEP;
     for (int64_t t = 0; t < tiles; t++)
         for (int64_t d = 0; d < deep; d++)
             for (int64_t r = 0; r < rows; r++, panel += DEEP) {
@@ -166,6 +181,17 @@ static void arrange_halves(const float *x, int64_t n, int64_t in, int64_t tiles,
                     for (int j = 0; j < DEEP; j++)
                         panel[j] = j < left ? rounded(from[j]) : 0;
             }
+}
+
+/* As `arrange_low`. */
+static void arrange_low_halves(const float *low, int64_t first, int64_t n, int64_t in, int64_t rank, int64_t deep,
+                               int64_t rows, stored *panel)
+{
+    for (int64_t i = first; i < n; i++)
+        for (int64_t j = 0; j < rank; j++) {
+            int64_t d = (in + j) / DEEP, k = (in + j) % DEEP;
+            panel[((i / rows * deep + d) * rows + i % rows) * DEEP + k] = rounded(low[(i - first) * rank + j]);
+        }
 }
 
 /* One block of columns for up to AT_ONCE tiles of rows: made [tiles][rows][LANES]. Tile registers 0 to 3 hold the sums, 4
@@ -206,17 +232,16 @@ static void unit_block(const stored *w, int64_t deep, const stored *x, int64_t t
 }
 
 /* Blocks first .. last by the matrix unit; panel as `arrange_halves` made it, for tiles of `rows` rows. */
-static void unit_columns(const Linear *l, int64_t n, const stored *panel, int64_t tiles, int64_t rows, float *out,
-                         int64_t os, int mode, int64_t first, int64_t last)
+static void unit_columns(const Linear *l, int64_t n, const stored *panel, int64_t depth, int64_t tiles, int64_t rows,
+                         float *out, int64_t os, int mode, int64_t first, int64_t last)
 {
-    const int64_t depth = filled(l->in);
     float made[AT_ONCE * HEIGHT * LANES] __attribute__((aligned(64)));
     for (int64_t b = first; b < last; b++) {
         v16 bias = l->bias ? load(l->bias + b * LANES) : all(0);
         for (int64_t t = 0; t < tiles; t += AT_ONCE) {
             int64_t count = tiles - t < AT_ONCE ? tiles - t : AT_ONCE, row = t * rows;
             int64_t own = count * rows < n - row ? count * rows : n - row;
-            unit_block(l->weight + b * depth * LANES, depth / DEEP, panel + row * depth, count, rows, made);
+            unit_block(l->weight + b * stride_of(l), depth / DEEP, panel + row * depth, count, rows, made);
             for (int64_t r = 0; r < own; r++)
                 store(made + r * LANES, load(made + r * LANES) + bias);
             deliver(l, b, made, own, out + row * os, os, mode);
@@ -237,15 +262,18 @@ static void unit_begin(int64_t rows)
 }
 
 /* As `multiply`, by the matrix unit: x is rounded to bfloat16. */
-static void multiply_unit(const Linear *l, const float *x, int64_t n, stored *panel, float *out, int64_t os, int mode,
-                          int me, int threads, int32_t *taken)
+static void multiply_unit(const Linear *l, const float *x, int64_t n, int64_t first, const float *low, stored *panel,
+                          float *out, int64_t os, int mode, int me, int threads, int32_t *taken)
 {
     const int64_t tiles = (n + HEIGHT - 1) / HEIGHT, rows = (n + tiles - 1) / tiles, pairs = blocks_of(l) / 2;
-    arrange_halves(x, n, l->in, tiles, rows, panel);
+    const int64_t depth = filled(low ? l->in + l->rank : l->in);
+    arrange_halves(x, n, l->in, depth / DEEP, tiles, rows, panel);
+    if (low)
+        arrange_low_halves(low, first, n, l->in, l->rank, depth / DEEP, rows, panel);
     unit_begin(rows);
     for (int64_t next = dealt(l, threads) * me, count = dealt(l, threads); next < pairs;
          next = claim(l, threads, taken), count = 1)
-        unit_columns(l, n, panel, tiles, rows, out, os, mode, 2 * next, 2 * (next + count));
+        unit_columns(l, n, panel, depth, tiles, rows, out, os, mode, 2 * next, 2 * (next + count));
     _tile_release();
 }
 #else
@@ -254,17 +282,17 @@ int matrix_unit(void) { return 0; }
 
 /* Blocks first .. last; panel as `arrange` made it, or one row. Few rows take two blocks at once; more take one, so that
  * memory still delivers the next weights while all rows use these. */
-static void columns(const Linear *l, int64_t n, const float *panel, int64_t tiles, float *out, int64_t os, int mode,
-                    int64_t first, int64_t last)
+static void columns(const Linear *l, int64_t n, const float *panel, int64_t depth, int64_t tiles, float *out, int64_t os,
+                    int mode, int64_t first, int64_t last)
 {
-    const int64_t depth = filled(l->in), step = n <= FEW ? 2 : 1;
+    const int64_t step = n <= FEW ? 2 : 1;
     float made[2 * WIDE * LANES] __attribute__((aligned(64)));
     for (int64_t b = first; b < last; b += step)
         for (int64_t t = 0; t < tiles; t++) {
             int64_t row = n * t / tiles, rows = n * (t + 1) / tiles - row;
             const float *from = panel + row * depth;
             switch (step * 32 + rows) {
-#define CASE(R, C) case C * 32 + R: tile(R, C, l, b, from, made); break;
+#define CASE(R, C) case C * 32 + R: tile(R, C, l, b, from, depth, made); break;
             CASE(1, 2) CASE(2, 2) CASE(3, 2) CASE(4, 2) CASE(5, 2) CASE(6, 2) CASE(7, 2) CASE(8, 2) CASE(9, 2)
             CASE(10, 2) CASE(11, 2) CASE(12, 2) CASE(12, 1) CASE(13, 1) CASE(14, 1) CASE(15, 1) CASE(16, 1) CASE(17, 1)
             CASE(18, 1) CASE(19, 1) CASE(20, 1) CASE(21, 1) CASE(22, 1) CASE(23, 1) CASE(24, 1)
@@ -275,24 +303,32 @@ static void columns(const Linear *l, int64_t n, const float *panel, int64_t tile
         }
 }
 
-/* This thread's columns, for n rows; panel: room for [n, depth] and LANES more. `taken` as in `claim`. */
-static void multiply(const Linear *l, const float *x, int64_t n, float *panel, float *out, int64_t os, int mode, int me,
-                     int threads, int32_t *taken)
+/* This thread's columns, for n rows, of which those from `first` on are masks; panel: room for [n, depth] and LANES more,
+ * low: for the [n, rank] inputs that they have further. `taken` as in `claim`. */
+static void multiply(const Linear *l, const float *x, int64_t n, int64_t first, float *panel, float *low, float *out,
+                     int64_t os, int mode, int me, int threads, int32_t *taken)
 {
+    if (l->down && first < n) { /* every thread for itself: less than waiting for one another */
+        int32_t alone = 0;
+        multiply(l->down, x + first * l->in, n - first, n - first, panel, 0, low, l->rank, STORE, 0, 1, &alone);
+    } else
+        low = 0;
 #ifdef UNIT
     if (l->unit) {
-        multiply_unit(l, x, n, (stored *)panel, out, os, mode, me, threads, taken);
+        multiply_unit(l, x, n, first, low, (stored *)panel, out, os, mode, me, threads, taken);
         return;
     }
 #endif
-    const int64_t tiles = (n + WIDE - 1) / WIDE, pairs = blocks_of(l) / 2;
-    if (n > 1 || filled(l->in) > l->in) {
-        arrange(x, n, l->in, tiles, panel);
+    const int64_t tiles = (n + WIDE - 1) / WIDE, pairs = blocks_of(l) / 2, depth = filled(low ? l->in + l->rank : l->in);
+    if (n > 1 || depth > l->in) {
+        arrange(x, n, l->in, depth, tiles, panel);
         x = panel;
     }
+    if (low)
+        arrange_low(low, first, n, l->in, l->rank, depth, tiles, panel);
     for (int64_t next = dealt(l, threads) * me, count = dealt(l, threads); next < pairs;
          next = claim(l, threads, taken), count = 1)
-        columns(l, n, x, tiles, out, os, mode, 2 * next, 2 * (next + count));
+        columns(l, n, x, depth, tiles, out, os, mode, 2 * next, 2 * (next + count));
 }
 
 void linear(const Linear *l, const float *x, int64_t n, float *out, int64_t threads)
@@ -301,7 +337,7 @@ void linear(const Linear *l, const float *x, int64_t n, float *out, int64_t thre
 #pragma omp parallel num_threads(threads)
     {
         float *panel = malloc((n * filled(l->in) + LANES) * sizeof(float));
-        multiply(l, x, n, panel, out, l->out, STORE, omp_get_thread_num(), omp_get_num_threads(), &taken);
+        multiply(l, x, n, n, panel, 0, out, l->out, STORE, omp_get_thread_num(), omp_get_num_threads(), &taken);
         free(panel);
     }
 }
@@ -309,7 +345,7 @@ void linear(const Linear *l, const float *x, int64_t n, float *out, int64_t thre
 /* weight [out, in] row by row -> packed */
 void pack(const stored *weight, int64_t in, int64_t out, int64_t paired, stored *packed)
 {
-    const Linear l = {0, 0, in, out, paired, 0};
+    const Linear l = {.in = in, .out = out, .paired = paired};
     const int64_t depth = filled(in);
     for (int64_t b = 0; b < blocks_of(&l); b++)
         for (int64_t j = 0; j < LANES; j++) {

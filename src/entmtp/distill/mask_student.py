@@ -1,0 +1,83 @@
+"""One model that is student and teacher: with its adapters, which act on masks only, and without.
+
+The text is read once, without gradients: its keys and values are the same for both. Then the student reads the masks,
+and the teacher, at the same places, what the student said there.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from entmtp.config import DistillConfig
+from entmtp.distill.loss import Outcome, against_teacher, against_text, one_of
+from entmtp.distill.mask_rows import MaskBatch, cuts_of, pack_masks
+from entmtp.target.generic import Context, run_layers
+from entmtp.target.mask_adapter import MaskAdapter
+
+
+class MaskStudent:
+    """`model`: a transformers causal LM with `adapter` attached. A `Student` (see there)."""
+
+    def __init__(self, model: nn.Module, adapter: MaskAdapter, stop_ids: set[int], config: DistillConfig):
+        self.model, self.adapter, self.config = model, adapter, config
+        self.parameters, self.mask_id, self.stop_ids = adapter.parameters(), adapter.mask_id, stop_ids
+
+    def to(self, device: str, dtype: torch.dtype) -> None:
+        # the base learns nothing, so it keeps its weights as its forwards read them
+        self.model.to(device)
+        for parameter in self.model.parameters():
+            if not parameter.requires_grad:
+                parameter.data = parameter.to(dtype)
+        self.adapter.row.data = self.adapter.row.to(device)
+
+    def batch(self, texts: Sequence[list[int]], prompts: Sequence[int], k: int, shift: int) -> MaskBatch:
+        c = self.config
+        cuts = [cuts_of(prompt, len(text), c.spacing, shift, c.blocks) or [prompt]
+                for text, prompt in zip(texts, prompts, strict=True)]  # fmt: skip
+        return pack_masks(texts, cuts, k)
+
+    def learn(self, batch: MaskBatch, from_text: bool) -> Outcome:
+        """As `loss.text_loss` or `loss.distillation`, of the masks' predictions."""
+        context, counting = self.read(batch), ~one_of(batch.first, self.stop_ids)
+        said = self.said(batch, context)
+        if from_text:
+            return against_text(said, batch.text, self.stop_ids, counting, own=0)
+        judged = self.judged(batch, context, said.detach().max(dim=-1).indices)
+        soft, threshold = self.config.soft, self.config.prefix_threshold
+        return against_teacher(said, judged, self.stop_ids, soft, threshold, counting, own=0)
+
+    def read(self, batch: MaskBatch) -> Context:
+        """Keys and values of the batch's texts."""
+        context, positions = Context(self.model), torch.arange(batch.ids.shape[1], device=batch.ids.device)[None]
+        with torch.no_grad():
+            run_layers(self.model, self._embed(batch.ids), positions, batch.text_mask(), context)
+        return context
+
+    def said(self, batch: MaskBatch, context: Context) -> Tensor:
+        """Log-probabilities [n, k - 1, V] of what the masks say, with gradients."""
+        masks = self.adapter.row.to(self._embedding.weight.dtype).expand(*batch.positions.shape, -1)
+        self.adapter.rows.first = 0
+        try:
+            return self._logits(batch, masks, context).float().log_softmax(dim=-1)
+        finally:
+            self.adapter.rows.first = None
+
+    @torch.no_grad()
+    def judged(self, batch: MaskBatch, context: Context, chosen: Tensor) -> Tensor:
+        """Logits [n, k - 1, V] of the original model, which reads what the student chose [n, k - 1]."""
+        return self._logits(batch, self._embed(batch.forced(chosen)), context)
+
+    def _logits(self, batch: MaskBatch, vectors: Tensor, context: Context) -> Tensor:
+        hidden = run_layers(self.model, vectors, batch.positions, batch.block_mask(), context)
+        hidden = hidden.view(*batch.real.shape, batch.k - 1, -1)[batch.real]
+        head = self.model.get_output_embeddings()
+        return F.linear(hidden, head.weight, head.bias)
+
+    @property
+    def _embedding(self) -> nn.Module:
+        return self.model.get_input_embeddings()
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        return self._embedding(ids)
