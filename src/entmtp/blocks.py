@@ -15,12 +15,13 @@ MARK = "│"
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m entmtp.blocks",
-        description="Generate text with a multi-token model: several tokens a forward, unverified (ConfAdapt).",
+        description="Generate text with a multi-token model: several tokens a forward, unverified (ConfAdapt) or not.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"""\
 mtp=FOLDER            a multi-token model, or an adapter for the target (results/confadapt/distill/short)
 threshold=P           commit the longest prefix of predictions that are at least this sure (default 0.9)
 static=K              commit always K predictions instead
+verify=true           commit what the model itself would say one by one: the same text, sooner
 k_max=N               most predictions a forward (default 8)
 further overrides are Hydra's (dtype=bfloat16, target=NAME, …)
 
@@ -62,10 +63,9 @@ def run(arguments: argparse.Namespace) -> None:
         print(text, end=MARK if arguments.show and count else "", flush=True)
     seconds = time.perf_counter() - start
     print(flush=True)
-    verdict = "plain decoding" if engine.rule.k_max == 1 else "lossy"
     tokens, forwards = sum(blocks), len(blocks)
-    print(f"{tokens} tokens in {forwards} forwards | {tokens / forwards:.2f} tokens a forward | "
-          f"{tokens / seconds:.1f} tokens/s | longest block {max(blocks)} | {verdict}", file=sys.stderr)  # fmt: skip
+    print(f"{tokens} tokens in {forwards} forwards | {tokens / forwards:.2f} tokens a forward | {tokens / seconds:.1f} "
+          f"tokens/s | longest block {max(blocks)} | {engine.verdict}", file=sys.stderr)  # fmt: skip
 
 
 def main() -> int:

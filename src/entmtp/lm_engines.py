@@ -4,7 +4,9 @@ An engine's `stream(ids, max_new_tokens, temperature)` yields (tokens, forwards)
 target forwards it took, the prefill included. Plain decoding so makes one token a forward.
 """
 
+import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,15 @@ from typing import Any
 from entmtp.config import Config, DecodingConfig, MtpConfig, compose
 from entmtp.decoding.confadapt import BlockDecoder, BlockRule
 from entmtp.decoding.engine import Decoder
+from entmtp.decoding.lossless import SelfVerifier
 from entmtp.errors import EntmtpError
 from entmtp.io import sha256_file, sha256_json
+from entmtp.policy.blocks import PricedBlocks
 from entmtp.policy.schedulers import Policy
 from entmtp.target.load import Target
 
-BLOCKS = ("mtp", "threshold", "static", "k_max")  # options of ours beside the configuration's
+BLOCKS = ("mtp", "threshold", "static", "k_max", "verify")  # options of ours beside the configuration's
+SIZES = (1, 2, 4, 8)  # forwards whose milliseconds are measured before blocks are verified, and the largest
 
 
 @dataclass
@@ -44,14 +49,22 @@ class TreeEngine:
 
 @dataclass
 class BlockEngine:
-    """ConfAdapt or static blocks of a self-distilled model. Greedy, and lossy but for blocks of one."""
+    """Blocks of a self-distilled model: ConfAdapt or static ones, lossy but for blocks of one; or verified by the model
+    itself. Greedy."""
 
     decoder: BlockDecoder
-    rule: BlockRule
+    rule: BlockRule | PricedBlocks
 
     @property
     def masked(self) -> int:
         return self.decoder.mask_id
+
+    @property
+    def verdict(self) -> str:
+        """What the text is."""
+        if isinstance(self.decoder, SelfVerifier):
+            return "lossless"
+        return "plain decoding" if self.rule.k_max == 1 else "lossy"
 
     def stream(self, ids: list[int], max_new_tokens: int, temperature: float) -> Iterator[tuple[list[int], int]]:
         if temperature:
@@ -99,15 +112,32 @@ def _open_trees(config: Config, overrides: list[str], max_length: int) -> TreeEn
 
 
 def _open_blocks(own: dict[str, Any], config: Config, max_length: int) -> BlockEngine:
-    if "threshold" in own and "static" in own:
-        raise EntmtpError("threshold= and static= exclude one another: ConfAdapt, or always as many tokens")
-    if "static" in own:
-        rule = BlockRule(int(own["static"]), None)
-    else:
-        rule = BlockRule(int(own.get("k_max", config.confadapt.k_max)), float(own.get("threshold", 0.9)))
+    verify = str(own.get("verify", False)).lower() == "true"
+    if ("threshold" in own) + ("static" in own) + verify > 1:
+        raise EntmtpError("threshold=, static= and verify=true exclude one another: ConfAdapt, always as many tokens, "
+                          "or blocks that are verified")  # fmt: skip
+    k_max = int(own.get("static", own.get("k_max", config.confadapt.k_max)))
+    rule = BlockRule(k_max, None if "static" in own else float(own.get("threshold", 0.9)))
     target, mask_id = _multi_token(own["mtp"], config)
     length = min(max_length, target.max_positions)
-    return BlockEngine(BlockDecoder(target, mask_id, Decoder.room(length, 0, BlockDecoder.rows(rule.k_max))), rule)
+    if verify:
+        return _verified(target, mask_id, k_max, length, config)
+    return BlockEngine(BlockDecoder(target, mask_id, Decoder.room(length, 0, BlockDecoder.rows(k_max))), rule)
+
+
+def _verified(target: Target, mask_id: int, k_max: int, length: int, config: Config) -> BlockEngine:
+    """Blocks as long as they are worth here: what forwards of this model cost is measured first."""
+    from entmtp.calibration.latency import forward_ms
+    from entmtp.evaluation.lossless_blocks import milliseconds
+
+    nodes = config.confadapt.max_nodes
+    sizes = [size for size in SIZES if size <= nodes] + [nodes + 1]
+    asked = replace(config.latency, sizes=sizes, contexts=[min(256, length)], repeats=5)
+    capacity = Decoder.room(length, 0, max(nodes, k_max))
+    with redirect_stdout(sys.stderr):  # standard output is the text's
+        ms = forward_ms(target, target.new_cache(capacity), asked, mask_id).mean(axis=0)
+    policy = PricedBlocks(k_max, milliseconds({"tokens": sizes, "ms": ms.tolist()}, nodes + 1, config.confadapt))
+    return BlockEngine(SelfVerifier(target, mask_id, capacity, policy.max_nodes), policy)
 
 
 def _multi_token(given: str, config: Config) -> tuple[Target, int]:

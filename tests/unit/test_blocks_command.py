@@ -70,6 +70,8 @@ def test_an_adapter_for_masks_is_read_beside_its_target(made, monkeypatch, capsy
     capsys.readouterr()
     before = sorted((made / "resources/targets").iterdir())
     plain = run(monkeypatch, capsys, "Hi", *options(made, made / "masks"), "static=1")
+    status, verified, said = run(monkeypatch, capsys, "Hi", *options(made, made / "masks"), "verify=true")
+    assert (status, verified) == (0, plain[1]) and said.rstrip().endswith("lossless")
     other = run(monkeypatch, capsys, "Hi", *options(made, made / "masks"), "threshold=1.0")
     assert plain[0] == 0 and plain[2].rstrip().endswith("plain decoding") and other[1] == plain[1]
     target = load_target(TargetConfig(name="tiny", source="random"), base, "float32")
@@ -80,6 +82,8 @@ def test_an_adapter_for_masks_is_read_beside_its_target(made, monkeypatch, capsy
 
 
 def test_mistakes_are_one_line(made, monkeypatch, capsys, tmp_path):
+    both = run(monkeypatch, capsys, "Hi", *options(made, made / "made"), "verify=true", "static=2")
+    assert both[0] == 1 and both[2].startswith("error: threshold=, static= and verify=true exclude one another")
     assert run(monkeypatch, capsys, "Hi", "k_max=3")[::2] == (1, "error: mtp=FOLDER is missing: a multi-token model's "
                                                                "folder, or an adapter's\n")  # fmt: skip
     wrong = tmp_path / "wrong"

@@ -3,13 +3,19 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFReader, GGUFWriter
+from gguf.quants import dequantize, quantize
 
 from entmtp.config import DecodingConfig, TaskConfig, compose
 from entmtp.decoding.engine import Decoder
 from entmtp.errors import EntmtpError
 from entmtp.io import write_json, write_jsonl
 from entmtp.peers.bench import BEST, PLAIN, PROMPTS, Peer, compare, fastest, markdown, measure, prepare
+from entmtp.peers.llama_cpp import spelled_out
 from entmtp.peers.worker import PEERS
 from entmtp.tasks import build_prompts
 
@@ -103,12 +109,46 @@ def test_workers_are_told_of_the_first_test_prompts_and_the_fastest_policy(finis
     json.dumps(setting)  # it goes over a pipe
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", [name for name in PEERS if not name.startswith("llama.cpp")])
 def test_every_peer_writes_plain_decodings_text(finished, tiny, name):
     setting, prompts = finished
     generate = PEERS[name](setting)
     for prompt in prompts["sharegpt"][:2]:
         assert generate("sharegpt", prompt, 12) == plain_text(tiny, prompt, 12)
+
+
+def test_llama_cpp_takes_part_where_it_is_installed_and_the_target_is_a_gguf(finished):
+    problem = Peer("llama.cpp", finished[0]).problem
+    assert problem in ("No module named 'llama_cpp'", "target tiny comes from no GGUF")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_llama_cpp_reads_the_weights_that_we_read(tmp_path, dtype):
+    """A packed file's matrices spelled out: dequantised values and everything that describes the model."""
+    packed, rng = tmp_path / "packed.gguf", np.random.default_rng(0)
+    writer = GGUFWriter(packed, "llama")
+    writer.add_block_count(2)
+    writer.add_file_type(3)
+    writer.add_array("tokenizer.ggml.tokens", ["<s>", "né", "b"])
+    writer.add_array("tokenizer.ggml.token_type", [3, 1, 1])
+    matrix, norm = rng.normal(size=(4, 64)).astype(np.float32), rng.normal(size=64).astype(np.float32)
+    writer.add_tensor("blk.0.attn_q.weight", quantize(matrix, Kind.Q4_1), raw_dtype=Kind.Q4_1)
+    writer.add_tensor("blk.0.attn_norm.weight", norm)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    made = GGUFReader(spelled_out(packed, tmp_path / "made.gguf", dtype))
+    fields = {name: field.contents() for name, field in GGUFReader(packed).fields.items() if "GGUF." not in name}
+    del fields["general.file_type"]
+    assert {name: field.contents() for name, field in made.fields.items() if "GGUF." not in name} == fields
+    by_name = {tensor.name: tensor for tensor in made.tensors}
+    weight = by_name["blk.0.attn_q.weight"]
+    expected = torch.tensor(dequantize(quantize(matrix, Kind.Q4_1), Kind.Q4_1)).to(getattr(torch, dtype)).float()
+    assert weight.tensor_type == {"float32": Kind.F32, "bfloat16": Kind.BF16}[dtype]
+    assert torch.equal(torch.tensor(dequantize(weight.data, weight.tensor_type)), expected)
+    assert np.array_equal(by_name["blk.0.attn_norm.weight"].data, norm)
+    assert spelled_out(tmp_path / "gone.gguf", tmp_path / "made.gguf", dtype) == tmp_path / "made.gguf"
 
 
 def test_a_worker_answers_over_its_pipe_and_its_end_is_said(finished, tiny):

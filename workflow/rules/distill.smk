@@ -181,6 +181,7 @@ rule confadapt_report:
     input:
         **training_history(),
         parts=expand(f"{SECOND}/{{task}}.json", task=TASKS),
+        latency=rules.confadapt_latency.output.latency,
     output:
         **training_figures(),
         record=f"{RUN}/confadapt.json",

@@ -71,12 +71,20 @@ def transformers_generate(setting: dict, attention: str, **options) -> Generate:
     return generate
 
 
+def llama_cpp_generate(setting: dict, packed: bool) -> Generate:
+    from entmtp.peers.llama_cpp import llama_cpp
+
+    return llama_cpp(setting, packed)
+
+
 PEERS: dict[str, Callable[[dict], Generate]] = {
     "entmtp plain": plain,
     "entmtp best": best,
     "transformers eager": lambda setting: transformers_generate(setting, "eager"),
     "transformers sdpa": lambda setting: transformers_generate(setting, "sdpa"),
     "transformers prompt lookup": lambda setting: transformers_generate(setting, "sdpa", prompt_lookup_num_tokens=10),
+    "llama.cpp": lambda setting: llama_cpp_generate(setting, packed=False),
+    "llama.cpp Q4_1": lambda setting: llama_cpp_generate(setting, packed=True),  # smaller weights in either run
 }
 
 

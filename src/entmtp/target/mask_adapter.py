@@ -1,9 +1,9 @@
 """Adapters that act on mask tokens only: a model that learns to read masks and reads real tokens as it always did.
 
 Low-rank additions (LoRA, arXiv 2106.09685) to the layers' projections and an embedding for the mask. Rows that hold
-real tokens go through the untouched weights (gated LoRA, arXiv 2507.11851), so keys, values and logits of a text keep
-their very bits: what the masks say can be verified by the model itself, in the forward that asks them, and the text
-that comes out is the *original* model's.
+real tokens go through the untouched weights (gated LoRA, arXiv 2507.11851), so keys, values and logits of a text are
+the original model's (with our compiled engine to the bit): what the masks say can be verified by the model itself, in
+the forward that asks them, and the text that comes out is the *original* model's.
 """
 
 import math
