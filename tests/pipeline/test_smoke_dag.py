@@ -108,7 +108,8 @@ def test_peers_take_turns_on_the_runs_prompts(smoke):
     assert [(row["task"], row["peer"]) for row in record["rows"]] == [
         (task, peer) for task in ("sharegpt", "litbench") for peer in peers
     ]
-    assert record["absent"] == {}
+    # a random target comes from no GGUF, and llama.cpp is no requirement of ours
+    assert set(record["absent"]) == {"llama.cpp", "llama.cpp Q4_1"}
     assert all(row["same_text"] == 1.0 for row in record["rows"])  # greedy float32: the same text from all of them
     assert all(row["best_over"]["ratio"] == 1.0 for row in record["rows"] if row["peer"] == "entmtp best")
     assert "| sharegpt | float32 | transformers eager |" in (smoke / "results/peers.md").read_text()
