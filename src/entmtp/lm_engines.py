@@ -127,17 +127,16 @@ def _open_blocks(own: dict[str, Any], config: Config, max_length: int) -> BlockE
 
 def _verified(target: Target, mask_id: int, k_max: int, length: int, config: Config) -> BlockEngine:
     """Blocks as long as they are worth here: what forwards of this model cost is measured first."""
-    from entmtp.calibration.latency import forward_ms
-    from entmtp.evaluation.lossless_blocks import milliseconds
+    from entmtp.calibration.latency import forward_table
+    from entmtp.evaluation.lossless_blocks import self_verifier
 
-    nodes = config.confadapt.max_nodes
-    sizes = [size for size in SIZES if size <= nodes] + [nodes + 1]
+    blocks = replace(config.confadapt, k_max=k_max)
+    sizes = [size for size in SIZES if size <= blocks.max_nodes] + [blocks.max_nodes + 1]
     asked = replace(config.latency, sizes=sizes, contexts=[min(256, length)], repeats=5)
-    capacity = Decoder.room(length, 0, max(nodes, k_max))
     with redirect_stdout(sys.stderr):  # standard output is the text's
-        ms = forward_ms(target, target.new_cache(capacity), asked, mask_id).mean(axis=0)
-    policy = PricedBlocks(k_max, milliseconds({"tokens": sizes, "ms": ms.tolist()}, nodes + 1, config.confadapt))
-    return BlockEngine(SelfVerifier(target, mask_id, capacity, policy.max_nodes), policy)
+        table = forward_table(target, asked, mask_id)
+    capacity = Decoder.room(length, 0, max(blocks.max_nodes, k_max))
+    return BlockEngine(*self_verifier(target, mask_id, capacity, None, table, blocks))
 
 
 def _multi_token(given: str, config: Config) -> tuple[Target, int]:

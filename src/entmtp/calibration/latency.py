@@ -70,6 +70,12 @@ def forward_ms(target, cache: KVCache, config: LatencyConfig, mask_id: int | Non
     return forward
 
 
+def forward_table(target, config: LatencyConfig, mask_id: int | None = None) -> dict[str, list]:
+    """{"tokens", "ms"}: `forward_ms` in the mean over contexts, on a cache of its own."""
+    cache = target.new_cache(max(config.contexts) + max(config.sizes))
+    return {"tokens": config.sizes, "ms": forward_ms(target, cache, config, mask_id).mean(axis=0).tolist()}
+
+
 def _propose_ms(drafter, depth: int, rows: int, hidden: torch.Tensor, repeats: int) -> float:
     """One head, as in a step: caches hold nothing but what the head before it left there."""
 

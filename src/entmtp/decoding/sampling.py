@@ -11,9 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from entmtp.target import kernels
-from entmtp.target.cpu import array
-from entmtp.target.native import library
+from entmtp.target.choices import first_largest
 
 
 class GumbelNoise:
@@ -56,16 +54,7 @@ class Chooser:
 
     def __call__(self, logits: Tensor, positions: list[int]) -> list[int]:
         """logits [n, vocab] -> n token ids, the lowest of equally good ones on a CPU."""
-        scores = self.scores(logits, positions)
-        if scores.device.type != "cpu":
-            return scores.argmax(dim=-1).tolist()
-        compiled = library(torch.float32) if scores.dtype == torch.float32 else None
-        if compiled is None:
-            values = array(scores)
-            return [kernels.argmax(values, row) for row in range(len(values))]
-        scores = scores.contiguous()
-        at, size = scores.data_ptr(), scores.shape[1]
-        return [compiled.first_largest(at + 4 * size * row, size) for row in range(len(scores))]
+        return first_largest(self.scores(logits, positions))
 
     def choose(self, logits: Tensor, position: int) -> int:
         """logits [1, vocab] -> the token at `position`."""

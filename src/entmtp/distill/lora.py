@@ -1,11 +1,10 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) on linear layers: few numbers to train, to keep and to ship."""
 
-import math
-
 import torch
 from torch import Tensor, nn
 
 from entmtp.errors import EntmtpError
+from entmtp.target.mask_adapter import fresh_down
 
 
 class LoraLinear(nn.Module):
@@ -14,9 +13,7 @@ class LoraLinear(nn.Module):
     def __init__(self, base: nn.Linear, rank: int, alpha: float, generator: torch.Generator):
         super().__init__()
         self.base, self.scale = base.requires_grad_(False), alpha / rank
-        down = torch.empty(rank, base.in_features)
-        nn.init.kaiming_uniform_(down, a=math.sqrt(5), generator=generator)
-        self.down = nn.Parameter(down.to(base.weight))
+        self.down = nn.Parameter(fresh_down(rank, base.in_features, generator).to(base.weight))
         self.up = nn.Parameter(torch.zeros(base.out_features, rank).to(base.weight))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from entmtp.distill.packing import UNKNOWN, Batch
+from entmtp.target.generic import additive
 
 SURE = math.log(0.9)
 
@@ -30,8 +31,7 @@ class Outcome:
 def predictions(model: nn.Module, batch: Batch, ids: Tensor, mask_id: int) -> Tensor:
     """Log-probabilities [n, k, V] of the batch's n blocks, row by row, with `ids` [b, W] read; -inf for the mask."""
     weight = model.get_input_embeddings().weight
-    mask = torch.zeros(batch.mask.shape, dtype=weight.dtype, device=weight.device)
-    mask = mask.masked_fill_(~batch.mask, torch.finfo(weight.dtype).min)
+    mask = additive(batch.mask, weight.dtype)
     hidden = model.base_model(input_ids=ids, attention_mask=mask, position_ids=batch.positions, use_cache=False)
     rows = torch.arange(len(ids), device=ids.device)[:, None, None].expand_as(batch.predict)
     chosen = hidden.last_hidden_state[rows[batch.real], batch.predict[batch.real]]

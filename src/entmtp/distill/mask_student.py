@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
 from entmtp.config import DistillConfig
 from entmtp.distill.loss import Outcome, against_teacher, against_text, one_of
 from entmtp.distill.mask_rows import MaskBatch, cuts_of, pack_masks
-from entmtp.target.generic import Context, run_layers
+from entmtp.target.generic import additive, run_layers, text_context
 from entmtp.target.mask_adapter import MaskAdapter
 
 
@@ -48,14 +49,15 @@ class MaskStudent:
         soft, threshold = self.config.soft, self.config.prefix_threshold
         return against_teacher(said, judged, self.stop_ids, soft, threshold, counting, own=0)
 
-    def read(self, batch: MaskBatch) -> Context:
+    def read(self, batch: MaskBatch) -> Cache:
         """Keys and values of the batch's texts."""
-        context, positions = Context(self.model), torch.arange(batch.ids.shape[1], device=batch.ids.device)[None]
+        context, positions = text_context(self.model), torch.arange(batch.ids.shape[1], device=batch.ids.device)[None]
         with torch.no_grad():
-            run_layers(self.model, self._embed(batch.ids), positions, batch.text_mask(), context)
+            vectors = self._embed(batch.ids)
+            run_layers(self.model, vectors, positions, additive(batch.text_mask(), vectors.dtype), context)
         return context
 
-    def said(self, batch: MaskBatch, context: Context) -> Tensor:
+    def said(self, batch: MaskBatch, context: Cache) -> Tensor:
         """Log-probabilities [n, k - 1, V] of what the masks say, with gradients."""
         masks = self.adapter.row.to(self._embedding.weight.dtype).expand(*batch.positions.shape, -1)
         self.adapter.rows.first = 0
@@ -65,12 +67,12 @@ class MaskStudent:
             self.adapter.rows.first = None
 
     @torch.no_grad()
-    def judged(self, batch: MaskBatch, context: Context, chosen: Tensor) -> Tensor:
+    def judged(self, batch: MaskBatch, context: Cache, chosen: Tensor) -> Tensor:
         """Logits [n, k - 1, V] of the original model, which reads what the student chose [n, k - 1]."""
         return self._logits(batch, self._embed(batch.forced(chosen)), context)
 
-    def _logits(self, batch: MaskBatch, vectors: Tensor, context: Context) -> Tensor:
-        hidden = run_layers(self.model, vectors, batch.positions, batch.block_mask(), context)
+    def _logits(self, batch: MaskBatch, vectors: Tensor, context: Cache) -> Tensor:
+        hidden = run_layers(self.model, vectors, batch.positions, additive(batch.block_mask(), vectors.dtype), context)
         hidden = hidden.view(*batch.real.shape, batch.k - 1, -1)[batch.real]
         head = self.model.get_output_embeddings()
         return F.linear(hidden, head.weight, head.bias)

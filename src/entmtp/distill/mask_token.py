@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from entmtp.target.mask_adapter import drawn_like
+
 MASK = "<|mtp_mask|>"
 
 
@@ -19,8 +21,7 @@ def add_mask_token(model: nn.Module, tokenizer: Any, seed: int) -> int:
     others = model.get_input_embeddings().weight.detach().float()
     if mask_id >= len(others):
         model.resize_token_embeddings(mask_id + 1, mean_resizing=False)
-    generator = torch.Generator().manual_seed(seed)
-    row = others.mean(dim=0) + others.std(dim=0) * torch.randn(others.shape[1], generator=generator)
+    row = drawn_like(others, torch.Generator().manual_seed(seed))
     with torch.no_grad():
         for matrix in (model.get_input_embeddings(), model.get_output_embeddings()):
             matrix.weight[mask_id] = row.to(matrix.weight)

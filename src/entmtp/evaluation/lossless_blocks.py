@@ -34,9 +34,16 @@ def self_arm(
     own: Target, mask_id: int, capacity: int, limit: int | None, latency: dict, config: ConfAdaptConfig
 ) -> Callable:
     """The multi-token model that verifies its own blocks; it says tokens below `limit`."""
-    policy = PricedBlocks(config.k_max, milliseconds(latency["own"], config.max_nodes + 1, config))
-    decoder = SelfVerifier(own, mask_id, capacity, policy.max_nodes, limit)
+    decoder, policy = self_verifier(own, mask_id, capacity, limit, latency["own"], config)
     return lambda prompt, max_new_tokens: decoder.generate(prompt, policy, max_new_tokens)
+
+
+def self_verifier(
+    own: Target, mask_id: int, capacity: int, limit: int | None, table: dict, config: ConfAdaptConfig
+) -> tuple[SelfVerifier, PricedBlocks]:
+    """Its decoder, and blocks as long as they are worth by the `forward` table of this model."""
+    policy = PricedBlocks(config.k_max, milliseconds(table, config.max_nodes + 1, config))
+    return SelfVerifier(own, mask_id, capacity, policy.max_nodes, limit), policy
 
 
 def draft_arms(

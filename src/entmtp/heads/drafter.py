@@ -18,7 +18,7 @@ from torch import Tensor
 from entmtp.heads.hydra import HydraDrafter
 from entmtp.heads.medusa import MedusaDrafter
 from entmtp.heads.model import DraftHeads
-from entmtp.heads.packed import top1_prob
+from entmtp.target.choices import top1_prob
 from entmtp.tree.compiled import CompiledTree
 
 __all__ = ["Drafter", "make_drafter", "top1_prob"]

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from entmtp.heads.model import run_body
-from entmtp.heads.packed import PackedHeads, top1_prob
+from entmtp.heads.packed import PackedHeads
+from entmtp.target.choices import top1_prob
 from entmtp.tree.compiled import CompiledTree
 
 

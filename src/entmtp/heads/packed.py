@@ -9,8 +9,6 @@ from entmtp.errors import EntmtpError
 from entmtp.heads.children import best_children
 from entmtp.heads.model import DraftHeads, ResidualFirst, residual_first, run_body
 from entmtp.heads.prefix import PrefixDecoder
-from entmtp.target.cpu import array
-from entmtp.target.kernels import top1
 from entmtp.target.linear import LinearFn, make_linear
 from entmtp.target.native import NativeLinear, library
 
@@ -97,19 +95,6 @@ class PackedHeads:
     def candidates(self, logits: Tensor) -> Tensor:
         """Draft-vocabulary ids [n, width], best first."""
         return best_children(logits, self.width)[0]
-
-
-def top1_prob(logits: Tensor) -> Tensor:
-    """Largest softmax probability of each row: [n, v] -> float32 [n]."""
-    if logits.device.type != "cpu":
-        return logits.softmax(dim=-1, dtype=torch.float32).amax(dim=-1)
-    logits, probability = logits.contiguous(), torch.empty(len(logits))
-    compiled = library(torch.float32) if logits.dtype == torch.float32 else None
-    if compiled is not None:
-        compiled.top1(logits.data_ptr(), *logits.shape, probability.data_ptr())
-    else:
-        top1(array(logits), probability.numpy())
-    return probability
 
 
 def _apply_residual_first(linear: LinearFn, res_connection: LinearFn, x: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def llama_cpp(setting: dict, packed: bool) -> Callable[[str, list[int], int], li
     target = from_plain(TargetConfig, setting["target"])
     if target.source != "wheel":
         raise EntmtpError(f"target {target.name} comes from no GGUF")
-    folder = Path(setting["resources"]) / "peers"
+    folder = Path(setting["resources"]) / "peers" / target.sha256[:12]  # another wheel's file is another one
     path = packed_gguf(target, folder)
     if not packed:
         path = spelled_out(path, folder / f"{path.stem}.{setting['dtype']}.gguf", setting["dtype"])

@@ -108,7 +108,7 @@ def confadapt_latency(inp, out, params) -> None:
     with a drafter beside it."""
     import torch
 
-    from entmtp.calibration.latency import forward_ms
+    from entmtp.calibration.latency import forward_table
 
     config, blocks = from_plain(LatencyConfig, params["latency"]), from_plain(ConfAdaptConfig, params["confadapt"])
     own, mask_id = _open_multi_token(inp, params)
@@ -117,9 +117,7 @@ def confadapt_latency(inp, out, params) -> None:
         targets["original"], _ = open_block(params)
     made: dict = {"threads": torch.get_num_threads()}
     for name, target in targets.items():
-        cache = target.new_cache(max(config.contexts) + max(config.sizes))
-        ms = forward_ms(target, cache, config, mask_id if target is own else None)
-        made[name] = {"tokens": config.sizes, "ms": ms.mean(axis=0).tolist()}
+        made[name] = forward_table(target, config, mask_id if target is own else None)
     write_json(out.latency, made)
 
 

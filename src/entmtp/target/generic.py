@@ -10,18 +10,28 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from entmtp.target.cache import KVCache
 
 
-class _Layer(CacheLayerMixin):
-    """A transformers cache layer that writes into one layer of a KVCache and hands out views."""
+class _OwnLayer(CacheLayerMixin):
+    """A transformers cache layer whose memory is none of transformers' business."""
 
     is_sliding = False
+
+    def __init__(self):
+        super().__init__()
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
+        pass  # there is nothing to allocate
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+
+class _Layer(_OwnLayer):
+    """Writes into one layer of a KVCache and hands out views."""
 
     def __init__(self, owner: KVCache, index: int):
         super().__init__()
         self.owner, self.index = owner, index
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
-        pass  # the owner allocated everything
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         start = self.owner.length
@@ -34,24 +44,12 @@ class _Layer(CacheLayerMixin):
     def get_seq_length(self) -> int:
         return self.owner.length
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.owner.length + query_length, 0
-
     def get_max_length(self) -> int:
         return self.owner.capacity
 
 
-class _Kept(CacheLayerMixin):
-    """A cache layer that keeps the first forward's keys and values and shows them to every later one, unchanged."""
-
-    is_sliding = False
-
-    def __init__(self):
-        super().__init__()
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
-        pass
+class _Kept(_OwnLayer):
+    """Keeps the first forward's keys and values and shows them to every later one, unchanged."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         if self.keys is None:
@@ -62,30 +60,27 @@ class _Kept(CacheLayerMixin):
     def get_seq_length(self) -> int:
         return 0 if self.keys is None else self.keys.shape[-2]
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.get_seq_length() + query_length, 0
-
     def get_max_length(self) -> int:
         return -1
 
 
-class Context:
-    """Keys and values of a batch of texts, read once by `run_layers` and seen by further forwards over them."""
-
-    def __init__(self, model):
-        self.cache = Cache(layers=[_Kept() for _ in range(model.config.num_hidden_layers)])
+def text_context(model) -> Cache:
+    """For keys and values of a batch of texts, read once by `run_layers` and seen by further forwards over them."""
+    return Cache(layers=[_Kept() for _ in range(model.config.num_hidden_layers)])
 
 
-def run_layers(model, vectors: Tensor, positions: Tensor, sees: Tensor, context: Context) -> Tensor:
-    """Last hidden states [b, n, hidden] of `vectors` [b, n, hidden] after `context`; `sees` [b, 1, n, context + n]."""
-    mask = torch.zeros(sees.shape, dtype=vectors.dtype, device=vectors.device)
-    mask = mask.masked_fill_(~sees, torch.finfo(vectors.dtype).min)
+def additive(sees: Tensor, dtype: torch.dtype) -> Tensor:
+    """Booleans (True: sees) as what attention adds to its scores."""
+    return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, torch.finfo(dtype).min)
+
+
+def run_layers(model, vectors: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
+    """Last hidden states [b, n, hidden] of `vectors` [b, n, hidden] at `positions` [b, n] after what the cache holds.
+
+    `mask` is additive [b, 1, n, context + n].
+    """
     out = model.base_model(
-        inputs_embeds=vectors,
-        attention_mask=mask,
-        position_ids=positions,
-        use_cache=True,
-        **{_CACHE_ARGUMENT: context.cache},
+        inputs_embeds=vectors, attention_mask=mask, position_ids=positions, use_cache=True, **{_CACHE_ARGUMENT: cache}
     )
     return out.last_hidden_state
 
@@ -119,18 +114,10 @@ class GenericForward:
         n = len(tokens)
         cache.require(n)
         if mask is None:  # spelled out, so that no model falls back to a mask of its own guess
-            mask = torch.zeros(n, cache.length + n, dtype=self.dtype, device=self.device)
-            mask[:, cache.length :].masked_fill_(
-                torch.ones(n, n, dtype=torch.bool, device=self.device).triu(1), torch.finfo(self.dtype).min
-            )
-        out = self.model.base_model(
-            inputs_embeds=self.embed(tokens)[None],
-            attention_mask=mask[None, None],
-            position_ids=positions[None],
-            use_cache=True,
-            **{_CACHE_ARGUMENT: Cache(layers=[_Layer(cache, index) for index in range(self.layers)])},
-        )
-        return out.last_hidden_state[0]
+            sees = torch.ones(n, cache.length + n, dtype=torch.bool, device=self.device).tril(cache.length)
+            mask = additive(sees, self.dtype)
+        layers = Cache(layers=[_Layer(cache, index) for index in range(self.layers)])
+        return run_layers(self.model, self.embed(tokens)[None], positions[None], mask[None, None], layers)[0]
 
 
 # transformers 5.24 renamed the forward argument `past_key_values` to `cache` (the old name warns)

@@ -36,6 +36,17 @@ class Adapter:
     rows: Rows
 
 
+def fresh_down(rank: int, inputs: int, generator: torch.Generator) -> Tensor:
+    """A down-projection [rank, in] before training; its up-projection is zero."""
+    return nn.init.kaiming_uniform_(torch.empty(rank, inputs), a=math.sqrt(5), generator=generator)
+
+
+def drawn_like(embedding: Tensor, generator: torch.Generator) -> Tensor:
+    """A further row for an embedding [V, hidden], drawn from its rows' mean and variance, dimension by dimension."""
+    noise = torch.randn(embedding.shape[1], generator=generator)
+    return embedding.mean(dim=0) + embedding.std(dim=0) * noise
+
+
 class MaskLinear(nn.Module):
     """base(x), and for rows that hold masks + scale · up(down(x)); starts as the base itself, which stays frozen."""
 
@@ -71,16 +82,14 @@ class MaskAdapter:
 
     def __init__(self, model: nn.Module, rank: int, alpha: float, seed: int):
         model.requires_grad_(False)
-        self.rows, self.rank, self.alpha = Rows(rank=rank), rank, alpha
+        self.rows = Rows(rank=rank)
         self.layers: dict[str, MaskLinear] = {}
         generator = torch.Generator().manual_seed(seed)
         for name, parent in list(model.named_modules()):
             children = dict(parent.named_children())
             for names in SHARING:
                 if all(isinstance(children.get(one), nn.Linear) for one in names):
-                    down = torch.empty(rank, children[names[0]].in_features)
-                    nn.init.kaiming_uniform_(down, a=math.sqrt(5), generator=generator)
-                    shared = nn.Parameter(down)
+                    shared = nn.Parameter(fresh_down(rank, children[names[0]].in_features, generator))
                     for one in names:
                         layer = MaskLinear(children[one], shared, alpha / rank, self.rows)
                         setattr(parent, one, layer)
@@ -89,9 +98,7 @@ class MaskAdapter:
             wanted = ", ".join(one for names in SHARING for one in names)
             raise EntmtpError(f"mask adapters: the model has no linear layers named {wanted}")
         embedding = model.get_input_embeddings().weight.detach().float()
-        self.mask_id = len(embedding)
-        noise = torch.randn(embedding.shape[1], generator=generator)
-        self.row = nn.Parameter(embedding.mean(dim=0) + embedding.std(dim=0) * noise)
+        self.mask_id, self.row = len(embedding), nn.Parameter(drawn_like(embedding, generator))
 
     def parameters(self) -> list[nn.Parameter]:
         return list(self.tensors().values())
