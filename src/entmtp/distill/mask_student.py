@@ -9,12 +9,11 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.cache_utils import Cache
 
 from entmtp.config import DistillConfig
 from entmtp.distill.loss import Outcome, against_teacher, against_text, one_of
 from entmtp.distill.mask_rows import MaskBatch, cuts_of, pack_masks
-from entmtp.target.generic import additive, run_layers, text_context
+from entmtp.target.generic import Cache, additive, run_layers, text_context
 from entmtp.target.mask_adapter import MaskAdapter
 
 
