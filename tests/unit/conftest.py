@@ -1,8 +1,10 @@
 """A finished run in small: the tiny target in its resources folder, heads, a bank of three trees, fitted policies."""
 
 import pytest
+from train_fixture import CORPUS, texts
 
 from entmtp.config import PolicyConfig
+from entmtp.heads.features import Features, compute_shard
 from entmtp.heads.model import save_heads
 from entmtp.io import write_json
 from entmtp.policy.fit import fit_policy
@@ -36,3 +38,9 @@ def world(tmp_path_factory, tiny_folder, tiny_heads):
     adaptive = {"policy": "adaptive", "kind": "adaptive", "trees": [0, 1, 2], "depth": 1, "cost_aware": priced}
     write_json(trees / "policy" / "adaptive.json", {**base, **adaptive})
     return root
+
+
+@pytest.fixture(scope="session")
+def features(tiny) -> Features:
+    """What `train_fixture.texts` have for heads to learn from."""
+    return Features([compute_shard(tiny, texts(), CORPUS)])

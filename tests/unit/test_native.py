@@ -29,8 +29,8 @@ def llama(dim: int = 16, heads: int = 6, kv_heads: int = 2, **options):
         torch.manual_seed(1)
         made = kind(config(
             vocab_size=101, hidden_size=48, intermediate_size=112, num_hidden_layers=3, num_attention_heads=heads,
-            num_key_value_heads=kv_heads, head_dim=dim, max_position_embeddings=128, initializer_range=0.2,
-            tie_word_embeddings=False, **options,
+            num_key_value_heads=kv_heads, head_dim=dim, initializer_range=0.2, tie_word_embeddings=False,
+            **{"max_position_embeddings": 128} | options,
         ))  # fmt: skip
         for name, parameter in made.named_parameters():
             if "bias" in name or "norm" in name:
@@ -38,9 +38,21 @@ def llama(dim: int = 16, heads: int = 6, kv_heads: int = 2, **options):
     return made.eval()
 
 
-@pytest.fixture(params=native.DTYPES, ids=str)
+@pytest.fixture
+def tiles_in_c(monkeypatch):
+    """The engine as where the processor has a matrix unit, whose instructions are carried out in C."""
+    monkeypatch.setenv("ENTMTP_TILES", "c")
+    native.library.cache_clear()
+    assert native.library(torch.bfloat16).unit
+    yield
+    native.library.cache_clear()
+
+
+@pytest.fixture(params=["float32", "bfloat16", "bfloat16, tiles in C"])
 def dtype(request) -> torch.dtype:
-    return request.param
+    if "tiles" in request.param:
+        request.getfixturevalue("tiles_in_c")
+    return getattr(torch, request.param.split(",")[0])
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(32, 16), (960, 576), (70, 36), (1, 1), (47, 5), (33, 100)])
@@ -147,8 +159,36 @@ def test_a_token_has_the_same_bits_alone_in_a_tree_and_in_a_prefill(name, dtype)
     assert torch.equal(cache.data[..., :39, :], whole.data[..., :39, :])
 
 
-def test_many_rows_in_bfloat16_go_to_the_matrix_unit():
-    """A prefill of more rows than a step has: the same up to bfloat16's rounding, in bfloat16."""
+@pytest.mark.parametrize(("dim", "heads"), [(64, 6), (128, 2)])
+@torch.inference_mode()
+def test_a_token_has_the_same_bits_after_a_long_context(dtype, dim, heads):
+    """Values are packed by hundreds and added in blocks: at their borders, for more rows than share a tile."""
+    model = FusedLlama(llama(dim, heads, 2, max_position_embeddings=640), dtype, "cpu")
+    text = (noise(600, seed=3).abs() * 50).long() % 101
+    cache, prefilled, start = model.new_cache(640), [], 0
+    for rows in (96, 31, 65, 64, 1, 95, 90, 96, 62):
+        piece = slice(start, start + rows)
+        prefilled.append(model.hidden(text[piece], torch.arange(start, start + rows), cache, None))
+        cache.length = start = start + rows
+    prefilled, whole = torch.cat(prefilled), cache.data.clone()
+    paths = [(0,), (1,), (2,), (3,), (4,), *((2,) * d for d in range(2, 8)), *((2, 2, n) for n in (0, 1, 3, 4, 5, 6, 7, 8)),
+             *((4, n) for n in range(5))]  # fmt: skip
+    tree = CompiledTree(Tree.of(paths), model.groups, 640, dtype, "cpu")
+    on_path = [0] + [node for node, path in enumerate(tree.tree.paths, 1) if set(path) == {2}]
+    for at in (30, 255, 256, 284, 287, 505, 511, 512, 580):
+        cache.data.copy_(whole)
+        cache.length = at
+        tokens = torch.full((tree.n,), 17)
+        for depth, node in enumerate(on_path):
+            tokens[node] = text[at + depth]
+        alone = model.hidden(text[at : at + 1], torch.tensor([at]), cache, None)
+        assert torch.equal(alone[0], prefilled[at])
+        hidden = model.hidden(tokens, tree.depths + at, cache, tree.mask_slice(at))
+        assert torch.equal(hidden[on_path], prefilled[at : at + 8])
+
+
+def test_many_rows_in_bfloat16_go_to_onednns_matrix_unit(tiles_in_c):
+    """A prefill of more rows than a step has, where there is a matrix unit: the same up to bfloat16's rounding."""
     model = FusedLlama(llama(), torch.bfloat16, "cpu")
     plain = FusedLlama(llama(), torch.bfloat16, "cpu", compiled=False)
     tokens, at = torch.arange(100) % 101, torch.arange(100)

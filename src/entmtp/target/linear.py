@@ -16,6 +16,15 @@ EXPECTED_ROWS = 16
 MOST_ROWS = 96  # of a step
 
 
+def takes_all(dtype: torch.dtype) -> bool:
+    """Whether the compiled engine, where there is one, multiplies any number of rows itself.
+
+    In bfloat16 more than MOST_ROWS go to oneDNN's matrix unit; without such a unit oneDNN is several times slower than
+    the engine.
+    """
+    return dtype == torch.float32 or not library(dtype).unit
+
+
 class AdaptedLinear:
     """A linear layer and what rows of masks add to it."""
 
@@ -40,7 +49,7 @@ def make_linear(
     """Return x [n, in] -> [n, out]. On the CPU `weight` [out, in] is packed: for our own compiled engine where there is
     one (`native`; `paired` as there; its results are float32), else for oneDNN.
 
-    In bfloat16 both are: many rows go to oneDNN, which uses the processor's matrix unit.
+    In bfloat16 both, unless the engine `takes_all`.
 
     oneDNN's packing operators are private to torch, so they live in this one function and a test holds them equal to
     `F.linear` (FACTS 2: packing nearly halves a matrix product of few rows).
@@ -51,7 +60,7 @@ def make_linear(
     bias = None if bias is None else bias.detach().contiguous()
     if pack and native and weight.device.type == "cpu" and library(weight.dtype) is not None:
         few = NativeLinear(weight, bias, paired)
-        if weight.dtype == torch.float32:
+        if takes_all(weight.dtype):
             return few
         many = make_linear(weight, bias, native=False)
         return lambda x: few(x) if x.numel() <= MOST_ROWS * x.shape[-1] else many(x.to(weight.dtype)).float()

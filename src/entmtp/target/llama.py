@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from entmtp.target.cache import KVCache
-from entmtp.target.linear import MOST_ROWS, make_linear
+from entmtp.target.linear import MOST_ROWS, make_linear, takes_all
 from entmtp.target.mask_adapter import Rows, adapter_of
 from entmtp.target.native import NativeLayers, NativeLinear, covers
 
@@ -70,13 +70,19 @@ class FusedLayers:
             ]
 
         native = blocks(NativeLinear) if compiled and covers(self) else None
-        # the engine's own serve many rows as well in float32; in bfloat16 these go to oneDNN and the matrix unit
-        shared = native is not None and dtype == torch.float32
-        self.blocks = native if shared else blocks(partial(make_linear, native=False))
+        if native is not None and takes_all(dtype):
+            self.blocks = [tuple(self._rounded(part) for part in block) for block in native]
+        else:
+            self.blocks = blocks(partial(make_linear, native=False))
         self.final_norm = cast(body.norm.weight)
         self._build_rotary(body, config.max_position_embeddings)
         self.native = None if native is None else NativeLayers(self, native)
         self.cpu = self._compiled() if compiled else None
+
+    def _rounded(self, part: Tensor | NativeLinear) -> Tensor | Callable[[Tensor], Tensor]:
+        """Of a block of the engine's: a linear layer whose results have the layers' dtype."""
+        rounds = isinstance(part, NativeLinear) and self.dtype != torch.float32
+        return (lambda x: part(x).to(self.dtype)) if rounds else part
 
     def _compiled(self):
         """The same layers with one compiled kernel between any two matrix products."""
@@ -107,7 +113,7 @@ class FusedLayers:
         """
         n, start = len(x), cache.length
         cache.require(n)
-        if self.native is not None and (n <= MOST_ROWS or self.dtype == torch.float32):
+        if self.native is not None and (n <= MOST_ROWS or takes_all(self.dtype)):
             return self.native.run(x, positions, cache, mask)
         x = x.to(self.dtype)
         if self.cpu is not None and n <= MOST_ROWS and (mask is not None or n == 1):

@@ -69,6 +69,8 @@ def _processor() -> str:
 def build(folder: Path, dtype: torch.dtype) -> Path:
     """The shared library in `folder`, compiled unless it is there. Raises OSError or SubprocessError."""
     flags = [*FLAGS, *(["-DHALF"] if dtype == torch.bfloat16 else [])]
+    if os.environ.get("ENTMTP_TILES") == "c":
+        flags.append("-DTILES")
     sources = [path.read_text() for path in sorted(SOURCE.parent.glob("*.[ch]"))]
     key = "\x00".join([*sources, *flags, compiler() or "", _processor()])
     path = folder / f"native-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
@@ -84,7 +86,8 @@ def build(folder: Path, dtype: torch.dtype) -> Path:
 def library(dtype: torch.dtype) -> ctypes.CDLL | None:
     """The engine for weights and cache of this dtype, or None (said once) where it cannot be had.
 
-    ENTMTP_NATIVE=0 does without it.
+    ENTMTP_NATIVE=0 does without it. ENTMTP_TILES=c replaces the matrix unit's instructions by slow C (engine/tiles.h),
+    for tests where the processor has none.
     """
     if os.environ.get("ENTMTP_NATIVE") == "0" or compiler() is None or dtype not in DTYPES:
         return None

@@ -103,7 +103,7 @@ typedef struct {
     const stored *keys, *values;
     const int32_t *seen, *count;
     float *out;
-    int64_t qs, ss, os, context, shared;
+    int64_t qs, ss, os, context, shared, known; /* known: keys in the cache up to the last that any of the rows sees */
 } Queries;
 
 /* `size` stored numbers as float32, in `room` if need be */

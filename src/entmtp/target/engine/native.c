@@ -6,6 +6,7 @@
  * decoded alone, verified in a tree or read in a prefill, and exact acceptance is exact by construction.
  */
 #include "attention.h"
+#include "attention_unit.h"
 #include "choices.h"
 #include "products.h"
 
@@ -57,12 +58,22 @@ INLINE int64_t widest(const Model *m)
     return filled((wide > m->inner ? wide : m->inner) + m->rank);
 }
 
+/* Rows that look at keys and values together, at most; by the matrix unit where heads fill its tiles. */
+#ifdef UNIT
+enum { TOGETHER = HEIGHT };
+INLINE int by_unit(const Model *m) { return m->layers->qkv.unit && m->dim % DEEP == 0; }
+#else
+enum { TOGETHER = SHARE };
+INLINE int by_unit(const Model *m) { return (void)m, 0; }
+#define attend_unit attend
+#endif
+
 /* Floats of scratch that `forward` needs for n rows. */
 int64_t scratch_size(const Model *m, int64_t n, int64_t capacity, int64_t masked, int64_t threads)
 {
     int64_t qkv = (m->heads + 2 * m->kv_heads) * m->dim, wide = m->heads * m->dim;
     int64_t rows = n * (m->hidden * (1 + threads) + qkv + wide + m->inner + threads * (widest(m) + m->rank)) + threads * LANES;
-    return rows + threads * SHARE * m->heads / m->kv_heads * (capacity + LANES) + n * (masked ? n + 1 : 2)
+    return rows + threads * TOGETHER * m->heads / m->kv_heads * (capacity + LANES) + n * (masked ? n + 1 : 2)
            + 4 * m->depth;
 }
 
@@ -77,9 +88,10 @@ void forward(const Model *m, const float *x, const int64_t *positions, int64_t n
     float *residual = scratch, *qkv = residual + n * h, *attended = qkv + n * qkv_size;
     float *active = attended + n * wide, *normed = active + n * m->inner, *panels = normed + threads * n * h;
     float *lows = panels + threads * (n * widest(m) + LANES), *scores = lows + threads * n * m->rank;
-    int32_t *count = (int32_t *)(scores + threads * SHARE * groups * stride), *seen = count + n;
+    int32_t *count = (int32_t *)(scores + threads * TOGETHER * groups * stride), *seen = count + n;
     int32_t *taken = seen + (mask ? n * n : n);
     const float scale = 1.0f / sqrtf((float)d);
+    const int64_t unit = by_unit(m), most = unit ? TOGETHER : SHARE;
     memcpy(residual, x, n * h * sizeof(float));
     memset(taken, 0, 4 * m->depth * sizeof(int32_t));
     for (int64_t i = 0; i < n; i++) {
@@ -98,7 +110,7 @@ void forward(const Model *m, const float *x, const int64_t *positions, int64_t n
         const int me = omp_get_thread_num(), all_threads = omp_get_num_threads();
         float *own = normed + me * n * h, *panel = panels + me * (n * widest(m) + LANES);
         float *low = lows + me * n * m->rank;
-        float *own_scores = scores + me * SHARE * groups * stride;
+        float *own_scores = scores + me * TOGETHER * groups * stride;
         for (int64_t index = 0; index < m->depth; index++) {
             const Layer *l = m->layers + index;
             int32_t *left = taken + 4 * index;
@@ -122,13 +134,15 @@ void forward(const Model *m, const float *x, const int64_t *positions, int64_t n
             int64_t items = n * m->kv_heads, item = items * me / all_threads, end = items * (me + 1) / all_threads;
             while (item < end) { /* rows of one head, as many as share */
                 int64_t head = item / n, i = item % n, rows = n - i < end - item ? n - i : end - item;
-                rows = rows < SHARE ? rows : SHARE;
+                rows = rows < most ? rows : most;
                 for (int64_t g = 0; g < groups; g += 4) {
                     int64_t at = (head * groups + g) * d;
                     Queries of = {qkv + i * qkv_size + at, keys + head * capacity * d, values + head * capacity * d,
                                   mask ? seen + i * n : seen, count + i, attended + i * wide + at, qkv_size,
-                                  mask ? n : 0, wide, context, mask ? context : context + i + 1};
-                    attend(d / LANES, groups - g < 4 ? groups - g : 4, &of, rows, own_scores, stride);
+                                  mask ? n : 0, wide, context, mask ? context : context + i + 1,
+                                  context + (mask ? n : i + rows)};
+                    (unit ? attend_unit : attend)(d / LANES, groups - g < 4 ? groups - g : 4, &of, rows, own_scores,
+                                                  stride);
                 }
                 item += rows;
             }

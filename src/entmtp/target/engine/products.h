@@ -1,12 +1,6 @@
 /* Matrix products of few rows with packed weights, by vectors or by the processor's matrix unit. */
 #pragma once
-#include "vectors.h"
-#if defined(HALF) && defined(__AMX_BF16__)
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#define UNIT /* the processor multiplies tiles of 16 by 32 bfloat16 numbers */
-#endif
+#include "tiles.h"
 
 #define FEW 12  /* rows of a tile of two blocks, and */
 #define WIDE 24 /* of one: 24 accumulators, the weights and a factor fit 32 registers */
@@ -162,9 +156,6 @@ static void arrange_low(const float *low, int64_t first, int64_t n, int64_t in, 
 #ifdef UNIT
 enum { HEIGHT = 16, AT_ONCE = 4 }; /* rows of a tile at most, and tiles of rows that share a tile of weights */
 
-/* Whether this process may use the matrix unit: the kernel wants to be asked. */
-int matrix_unit(void) { return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18) == 0; }
-
 /* Rows of x [n, in], rounded: [tiles][depth / 32][rows][32], those past n zeros. */
 static void arrange_halves(const float *x, int64_t n, int64_t in, int64_t deep, int64_t tiles, int64_t rows,
                            stored *panel)
@@ -276,9 +267,10 @@ static void multiply_unit(const Linear *l, const float *x, int64_t n, int64_t fi
         unit_columns(l, n, panel, depth, tiles, rows, out, os, mode, 2 * next, 2 * (next + count));
     _tile_release();
 }
-#else
-int matrix_unit(void) { return 0; }
 #endif
+
+/* Whether this process may use the matrix unit. */
+int matrix_unit(void) { return matrix_unit_allowed(); }
 
 /* Blocks first .. last; panel as `arrange` made it, or one row. Few rows take two blocks at once; more take one, so that
  * memory still delivers the next weights while all rows use these. */
