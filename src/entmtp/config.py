@@ -185,7 +185,8 @@ def _check_values(config: Config) -> None:
         "heads.storage": (config.heads.storage, ("bfloat16", "target")),
         "mtp.source": (config.mtp.source, ("distilled", "adapter", "hub", "folder")),
         "mtp.forward": (config.mtp.forward, ("auto", "fused", "generic")),
-        "distill.dtype": (config.distill.dtype, ("float32", "bfloat16")),
+        "corpus.dtype": (config.corpus.dtype, ("auto", "float32", "bfloat16", "float16")),
+        "distill.dtype": (config.distill.dtype, ("auto", "float32", "bfloat16")),
         "task.scoring": (config.task.scoring, (None, "number", "begins", "contains", "sequence", "code")),
     }
     verified = enumerate(config.confadapt.lossless)

@@ -66,7 +66,7 @@ class CorpusConfig:
     batch: int = 64
     sample_fraction: float = 0.5  # share of the texts that is sampled at `temperature`, the rest is greedy
     temperature: float = 0.7
-    dtype: str = "bfloat16"
+    dtype: str = "auto"  # of the forwards that write text: bfloat16 where it is fast, else float32
     held_out: float = 0.03  # share of the texts, by a hash of the prompt
     top_k: int = 16  # the target's most probable tokens kept for distillation
     seed: int = 0
@@ -130,7 +130,7 @@ class DistillConfig:
     lora_rank: int = 0  # 0: all parameters are trained
     masks_only: bool = False  # adapters act on masks only, so the model's own text stays what it was
     lora_alpha: float = 32.0
-    dtype: str = "bfloat16"  # of the forwards; weights and optimizer are float32
+    dtype: str = "auto"  # of the forwards, bfloat16 where it is fast, else float32; weights and optimizer are float32
     report_every: int = 20
     checkpoint_every: int = 100
     seed: int = 0

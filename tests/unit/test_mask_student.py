@@ -1,5 +1,7 @@
 """Training masks only: rows, what masks and teacher see, and that training and decoding read the same model."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -152,6 +154,6 @@ def test_masks_only_needs_a_rank(tiny_folder, tmp_path):
 def test_precision_of_the_base_and_of_what_learns(tiny_folder):
     student = make_student(tiny_folder, k_max=3, spacing=3)
     rows = [{"key": "a/0", "prompt_ids": [5], "tokens": list(range(20, 40))}]
-    SelfDistiller(student, rows, student.config, "cpu")  # bfloat16 by default
+    SelfDistiller(student, rows, replace(student.config, dtype="bfloat16"), "cpu")
     assert student.model.get_input_embeddings().weight.dtype == torch.bfloat16
     assert {parameter.dtype for parameter in student.parameters} == {torch.float32}

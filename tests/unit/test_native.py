@@ -171,7 +171,7 @@ def test_a_token_has_the_same_bits_after_a_long_context(dtype, dim, heads):
         prefilled.append(model.hidden(text[piece], torch.arange(start, start + rows), cache, None))
         cache.length = start = start + rows
     prefilled, whole = torch.cat(prefilled), cache.data.clone()
-    paths = [(0,), (1,), (2,), (3,), (4,), *((2,) * d for d in range(2, 8)), *((2, 2, n) for n in (0, 1, 3, 4, 5, 6, 7, 8)),
+    paths = [(0,), (1,), (2,), (3,), (4,), *((2,) * d for d in range(2, 8)), *((2, 2, n) for n in range(9) if n != 2),
              *((4, n) for n in range(5))]  # fmt: skip
     tree = CompiledTree(Tree.of(paths), model.groups, 640, dtype, "cpu")
     on_path = [0] + [node for node, path in enumerate(tree.tree.paths, 1) if set(path) == {2}]

@@ -19,6 +19,7 @@ from entmtp.distill.train import SelfDistiller
 from entmtp.errors import EntmtpError
 from entmtp.target.load import fingerprint, load_model, load_tokenizer, stop_ids
 from entmtp.target.mask_adapter import MaskAdapter
+from entmtp.target.precision import resolved
 
 
 def distil(
@@ -61,7 +62,7 @@ def _distil_masks(
 ) -> list[dict]:
     if config.lora_rank < 1:
         raise EntmtpError("config key 'distill.masks_only': the weights stay, so distill.lora_rank must be above 0")
-    model = load_model(base, config.dtype, device)
+    model = load_model(base, resolved(config.dtype, device), device)
     adapter = MaskAdapter(model, config.lora_rank, config.lora_alpha, config.seed)
     student = MaskStudent(model, adapter, stop_ids(model, load_tokenizer(base)), config)
     history = SelfDistiller(student, rows, config, device).run(checkpoint)

@@ -26,6 +26,7 @@ from entmtp.heads.held_out import HeldOut
 from entmtp.heads.model import DraftHeads, HeadsFormat
 from entmtp.heads.prefix import prefix_like, prefix_states
 from entmtp.io import sha256_json
+from entmtp.target.precision import resolved
 
 
 class HeadsTrainer:
@@ -45,8 +46,9 @@ class HeadsTrainer:
         self.to_draft = self.to_draft.to(features.tokens.device)
         table = target.model.embed(torch.arange(target.vocab_size, device=target.device)).float()
         hidden_rms = float(features.hidden_at(self.index[:4096]).float().square().mean().sqrt())
-        self.table = table.bfloat16()
-        self.projection = target.head_rows(token_map.to(target.device)).bfloat16()
+        self.dtype = getattr(torch, resolved("auto", self.device))  # of the products; weights are float32
+        self.table = table.to(self.dtype)
+        self.projection = target.head_rows(token_map.to(target.device)).to(self.dtype)
         self.heads = DraftHeads(
             HeadsFormat(config.arch, config.depth, config.blocks, target.hidden_size, len(token_map),
                         target.fingerprint, embedding_scale=hidden_rms / float(table.square().mean().sqrt()),
@@ -62,7 +64,7 @@ class HeadsTrainer:
             weight_decay=self.train.weight_decay,
         )
         self.held = HeldOut(features, config)
-        self.identity = sha256_json([asdict(config), target.fingerprint, tokens, len(self.index)])
+        self.identity = sha256_json([asdict(config), target.fingerprint, tokens, len(self.index), str(self.dtype)])
         self.steps_per_epoch = max(1, len(self.index) // self.train.batch_positions)
         self.total_steps = self.steps_per_epoch * self.train.epochs
         self.step, self.seconds = 0, 0.0
@@ -93,7 +95,7 @@ class HeadsTrainer:
         chosen = [self.features.texts[n] for n in texts.tolist()]
         hidden = pad_sequence([self.features.sequence(text) for text in chosen], batch_first=True).to(self.device)
         lengths = torch.tensor([text.rows for text in chosen], device=self.device)
-        with torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16):
+        with self.precision():
             states = prefix_states(self.heads.prefix, hidden.float(), lengths)
         return index, torch.cat([row[t.prompt_rows : t.rows - 1] for row, t in zip(states, chosen, strict=True)])
 
@@ -102,8 +104,12 @@ class HeadsTrainer:
         last = len(self.features.tokens) - 1  # positions near a text's end read another text: their loss is masked
         paths = [self.features.tokens[(index + d).clamp_max(last)].to(self.device) for d in range(depth)]
         embeddings = [F.embedding(tokens, self.table) for tokens in paths]
-        with torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16):
-            return F.linear(self.heads.features(depth, states, embeddings).bfloat16(), self.projection)
+        with self.precision():
+            return F.linear(self.heads.features(depth, states, embeddings).to(self.dtype), self.projection)
+
+    def precision(self) -> torch.autocast:
+        half = self.dtype == torch.bfloat16
+        return torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16, enabled=half)
 
     # --- loss ---------------------------------------------------------------------------------------------------
 

@@ -60,9 +60,11 @@ def _set_threads(threads: int) -> None:
 def open_block(params, folder: str | None = None, capacity: int = 0):
     """Target of a rule's block, and a decoder with the heads of `folder`."""
     from entmtp.session import open_decoder, open_target
+    from entmtp.target.precision import resolved
 
-    target = open_target(from_plain(TargetConfig, params["target"]), params["resources"], params["dtype"],
-                         params["device"])  # fmt: skip
+    device = params["device"]
+    target = open_target(from_plain(TargetConfig, params["target"]), params["resources"],
+                         resolved(params["dtype"], device), device)  # fmt: skip
     heads = from_plain(HeadsConfig, params["heads"]) if folder else None
     return target, open_decoder(target, heads, Path(folder) if folder else None, capacity)
 

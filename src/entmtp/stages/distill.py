@@ -66,8 +66,10 @@ def distill_texts(inp, out, params) -> None:
 def distill(inp, out, params) -> None:
     """A multi-token model from the target and its own texts."""
     from entmtp.distill.recipe import distil
+    from entmtp.target.precision import resolved
 
     config = from_plain(DistillConfig, params["distill"])
+    config = replace(config, dtype=resolved(config.dtype, params["device"]))
     rows = [row for path in inp.texts for row in read_jsonl(path)]
     folder = Path(out.model).parent
     checkpoint = folder.with_name(f"{folder.name}.checkpoint.pt")
@@ -75,7 +77,8 @@ def distill(inp, out, params) -> None:
     made = provenance({"device": params["device"], "dtype": config.dtype})
     texts = {"texts": len(rows), "tokens": sum(len(row["tokens"]) for row in rows),
              "sha256": sha256_json([sha256_file(path) for path in inp.texts])}  # fmt: skip
-    write_json(out.history, {"distill": params["distill"], **texts, "curve": history, "provenance": made})
+    write_json(out.history, {"distill": {**params["distill"], "dtype": config.dtype}, **texts, "curve": history,
+                             "provenance": made})  # fmt: skip
     checkpoint.unlink(missing_ok=True)
 
 

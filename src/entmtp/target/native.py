@@ -21,6 +21,7 @@ from torch import Tensor
 
 from entmtp.target.cache import KVCache
 from entmtp.target.mask_adapter import Adapter
+from entmtp.target.precision import processor_features
 
 SOURCE = Path(__file__).with_name("engine") / "native.c"
 FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-ffp-contract=fast", "-std=gnu11", "-Wno-psabi",
@@ -59,11 +60,7 @@ def compiler() -> str | None:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line for line in lines if line.startswith("flags"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    return " ".join(sorted(processor_features())) or platform.processor() or platform.machine()
 
 
 def build(folder: Path, dtype: torch.dtype) -> Path:
