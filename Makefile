@@ -10,7 +10,7 @@ ARGS ?=
 # requirements-hashes.lock installs the same and checks every file's SHA-256 (LOCK=requirements-hashes.lock)
 LOCK ?= requirements.lock
 
-.PHONY: help reproduce test test-slurm lint lock lock-docs lock-hashes docs coverage test-wheel bench-engine bench-peers bench-long tables \
+.PHONY: help reproduce test test-slurm test-faults lint lock lock-docs lock-hashes docs coverage test-wheel bench-engine bench-peers bench-long tables \
 	verify-reproduction archive clean
 
 help: ## this list
@@ -38,6 +38,10 @@ test-slurm: $(READY) ## the smoke DAG and sweeps on a real Slurm of one node (De
 	@export PATH="$$PATH:/usr/sbin"; which slurmctld slurmd sbatch munged > /dev/null || { apt-get update -qq && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends $(SLURM) > /dev/null; }
 	$(BIN)/python -m pytest -v tests/slurm/suite.py $(ARGS)
+
+test-faults: $(READY) ## kills in every rule, a disk that is really full, a gigabyte of prompts (as root; some twenty minutes)
+	ENTMTP_LARGE_MB=1000 $(BIN)/python -m pytest -v -s tests/faults/suite.py \
+		tests/unit/test_robustness.py::test_a_large_file_is_streamed $(ARGS)
 
 lint: $(READY) ## format checks, ruff, snakemake --lint
 	$(BIN)/ruff check .

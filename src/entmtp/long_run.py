@@ -5,7 +5,6 @@ shipped heads and a fixed tree of 16 nodes. Prints tokens/s and the process's me
 writes long_run.json into `results`. Other arguments are Hydra overrides (`task=…`, `dtype=…`).
 """
 
-import resource
 from pathlib import Path
 
 from entmtp.command import run_command
@@ -20,15 +19,19 @@ from entmtp.tree.defaults import DEFAULT_TREES
 TREE = "fixed_16"
 
 
+def _status_mb(field: str) -> float:
+    status = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith(f"{field}:")).split()[1]) / 1024
+
+
 def resident_mb() -> float:
     """Memory of this process that is in RAM now."""
-    status = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in status if line.startswith("VmRSS")).split()[1]) / 1024
+    return _status_mb("VmRSS")
 
 
 def peak_mb() -> float:
-    """The most that it has been."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """The most that it has been. Not by getrusage, whose peak starts from that of the process that started this one."""
+    return _status_mb("VmHWM")
 
 
 def run(decoder: Decoder, prompts: list[list[int]], texts: int, decoding: DecodingConfig) -> list[dict]:
