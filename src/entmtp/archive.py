@@ -22,7 +22,7 @@ from entmtp.command import run_command
 from entmtp.config import PACKAGE, compose
 from entmtp.errors import EntmtpError
 from entmtp.io import check_name, read_json, sha256_file, write_json
-from entmtp.session import run_folder
+from entmtp.layout import run_folder
 
 MANIFEST = "manifest.json"
 FORMAT = "entmtp-archive-1"

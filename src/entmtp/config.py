@@ -1,16 +1,21 @@
 """Composing `conf/` into the dataclasses of `entmtp.settings`: a typo or an ill-typed value names the key."""
 
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
+import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.version import __version__ as omegaconf_version
 
 from entmtp.errors import EntmtpError, first_line
 from entmtp.io import check_name
+from entmtp.kept import kept
 from entmtp.settings import (
     BankConfig,
     BenchConfig,
@@ -105,24 +110,24 @@ def refuse_aliases(folder: Path) -> None:
 
 def validate(raw: DictConfig) -> Config:
     """Type-check a composed config against the dataclasses. Raises EntmtpError that names the key."""
+    return _checked(_resolved(raw))
+
+
+def _resolved(raw: DictConfig) -> dict:
     try:
-        plain = OmegaConf.to_container(
-            raw, resolve=True
-        )  # a plain dict: an unknown key that ++ forced in is an error too
+        return OmegaConf.to_container(raw, resolve=True)
     except OmegaConfBaseException as error:
         raise _named(error) from error
-    config: Config = from_plain(Config, plain)
+
+
+def _checked(plain: dict) -> Config:
+    config: Config = from_plain(Config, plain)  # from a plain dict: an unknown key that ++ forced in is an error too
     _check_values(config)
     return config
 
 
 def compose(overrides: list[str]) -> Config:
     """Compose `conf/` with Hydra overrides (`experiment=main`, `policy=ar`, `policy.tau_on=0.3`, …) and validate."""
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-
     if not CONF.is_dir():
         raise EntmtpError(
             f"no configuration in {CONF}: this installation of entmtp is incomplete; install its wheel again, or use a "
@@ -133,13 +138,44 @@ def compose(overrides: list[str]) -> Config:
         group, _, value = override.lstrip("+~").partition("=")
         if (CONF / group).is_dir() and value and "," not in value:
             check_choice(group, value)
+    plain = kept("conf", [overrides, *_sources()], lambda: to_plain(_checked(_composed(overrides))))
+    return _built(Config, plain)
+
+
+def _sources() -> list:
+    """What a composed configuration follows from, beside the overrides."""
+    files = [PACKAGE / "settings.py", *sorted(CONF.rglob("*.yaml"))]
+    read = [["/".join(path.parts[-2:]), path.read_text(errors="replace")] for path in files]
+    return [read, hydra.__version__, omegaconf_version]
+
+
+def _composed(overrides: list[str]) -> dict:
+    """Half a second of Hydra's; a run is composed anew for each of its tasks, policies and kinds of heads."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-            return validate(hydra_compose("config", overrides=overrides))
+            return _resolved(hydra_compose("config", overrides=overrides))
     except HydraException as error:
         causes = [error, *([error.__cause__] if error.__cause__ else [])]
         raise EntmtpError("config: " + " · ".join(" ".join(str(cause).split()) for cause in causes)) from error
+
+
+def _built(kind: Any, value: Any) -> Any:
+    """What `to_plain` took apart. OmegaConf does that too, and checks every type again, in a fifth of a second."""
+    arguments = [argument for argument in get_args(kind) if argument is not NoneType]
+    if is_dataclass(kind):
+        types = get_type_hints(kind)
+        return kind(**{name: _built(types[name], part) for name, part in value.items()})
+    if isinstance(value, list) and arguments:
+        return [_built(arguments[0], part) for part in value]
+    if isinstance(value, dict) and arguments:
+        return {key: _built(arguments[1], part) for key, part in value.items()}
+    return value
 
 
 def to_plain(config: Any) -> dict:

@@ -156,7 +156,8 @@ def _decode_in_parts(
 
 def measure(config: Config, dtype: str) -> tuple[dict, list[dict]]:
     """The machine's rates and the rows of one dtype."""
-    from entmtp.session import heads_folder, open_decoder, open_target, run_folder
+    from entmtp.layout import heads_folder, run_folder
+    from entmtp.session import open_decoder, open_target
     from entmtp.tasks import encode
 
     target = open_target(config.target, config.resources, dtype, config.device)

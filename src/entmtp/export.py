@@ -84,7 +84,7 @@ def export_specbench(overrides: list[str]) -> list[Path]:
     from transformers import AutoTokenizer
 
     from entmtp.config import compose
-    from entmtp.session import run_folder, target_folder
+    from entmtp.layout import run_folder, target_folder
     from entmtp.tasks import read_prompts
 
     config = compose(overrides)

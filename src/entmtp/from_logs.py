@@ -27,7 +27,7 @@ from entmtp.errors import EntmtpError
 from entmtp.evaluation.make import make_figures, make_summary, make_tables
 from entmtp.evaluation.records import make_confadapt, make_scheduling
 from entmtp.io import atomic, check_name, read_json, sha256_file, write_json, write_parquet
-from entmtp.session import run_folder
+from entmtp.layout import run_folder
 from entmtp.tracking import BATCH, FOLDER, STEPS
 from entmtp.wandb_runs import LoggedRun, offline_runs, server_runs
 

@@ -80,7 +80,7 @@ class Stats:
 
 def prepare(arguments: argparse.Namespace) -> tuple[Config, str]:
     """The composed configuration, with the heads that the policy drafts with, and the prompt's text."""
-    from entmtp.session import compose_heads
+    from entmtp.layout import compose_heads
 
     _check_prompt(arguments.prompt)
     overrides = [_expand(override) for override in arguments.overrides]
@@ -126,8 +126,9 @@ def open_policy(config: Config):
 
     Thresholds that the configuration gives (policy.tau_on, …) replace the fitted ones.
     """
+    from entmtp.layout import run_folder
     from entmtp.policy.fit import build_policy, fit_policy
-    from entmtp.session import load_policy, run_folder
+    from entmtp.session import load_policy
 
     policy = config.policy
     if policy.kind in ("ar", "static"):
@@ -149,7 +150,8 @@ def open_model(config: Config) -> "LanguageModel":
     from entmtp.heads.model import load_heads
     from entmtp.heads.self_test import check_heads
     from entmtp.language_model import LanguageModel
-    from entmtp.session import heads_folder, open_target, run_folder
+    from entmtp.layout import heads_folder, run_folder
+    from entmtp.session import open_target
 
     policy = open_policy(config)  # before the target: a missing fit is said at once
     if config.threads:
@@ -173,7 +175,7 @@ def stream(config: Config, prompt: str, chat: bool, stats: Stats, stop: Iterable
 
 
 def _fetch(config: Config) -> None:
-    from entmtp.session import target_folder
+    from entmtp.layout import target_folder
     from entmtp.target.fetch import SENTINEL, fetch_target
 
     folder = target_folder(config.target, config.resources)

@@ -94,7 +94,8 @@ def open_engine(options: dict[str, Any], max_length: int) -> TreeEngine | BlockE
 
 def _open_trees(config: Config, overrides: list[str], max_length: int) -> TreeEngine:
     from entmtp.generate import open_policy
-    from entmtp.session import compose_heads, heads_folder, open_decoder, open_target, run_folder, target_folder
+    from entmtp.layout import compose_heads, heads_folder, run_folder, target_folder
+    from entmtp.session import open_decoder, open_target
     from entmtp.target.fetch import fetch_target
 
     policy = open_policy(config)  # before the target: a missing fit is said at once
@@ -144,7 +145,7 @@ def _multi_token(given: str, config: Config) -> tuple[Target, int]:
     only)."""
     from entmtp.distill.adapter import TENSORS, apply_adapter, is_adapter, read_format
     from entmtp.distill.published import load_multi_token
-    from entmtp.session import target_folder
+    from entmtp.layout import target_folder
     from entmtp.target.fetch import fetch_target
 
     folder = base = Path(given)

@@ -52,8 +52,9 @@ def run(decoder: Decoder, prompts: list[list[int]], texts: int, decoding: Decodi
 
 
 def main(arguments: list[str]) -> None:
+    from entmtp.layout import heads_folder, run_folder
     from entmtp.provenance import provenance
-    from entmtp.session import capacity_for, heads_folder, open_decoder, open_target, run_folder
+    from entmtp.session import capacity_for, open_decoder, open_target
     from entmtp.tasks import build_prompts
 
     texts = 100

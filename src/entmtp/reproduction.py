@@ -25,7 +25,7 @@ from entmtp.command import run_command
 from entmtp.config import compose, to_plain
 from entmtp.errors import EntmtpError
 from entmtp.io import read_json, read_jsonl, read_parquet, sha256_json, write_json
-from entmtp.session import run_folder
+from entmtp.layout import run_folder
 
 FIXED_KINDS = ("ar", "static")
 FITTED = ("depth", "tau_on", "tau_off", "thresholds", "trees", "start", "growing")

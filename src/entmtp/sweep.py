@@ -64,8 +64,8 @@ def _evaluate(config: Config) -> dict:
     from entmtp.calibration.growth import load_growth
     from entmtp.calibration.latency_table import LatencyTable
     from entmtp.calibration.replay import Trace
+    from entmtp.layout import run_folder
     from entmtp.policy.fit import GROWING, build_policy, fit_policy
-    from entmtp.session import run_folder
     from entmtp.tree.bank import Bank
 
     run, task, split = run_folder(config), config.task.name, config.sweep.split
@@ -109,7 +109,8 @@ def _live(config: Config, kind: str, policies: list) -> list[dict]:
     """Measured counts of each policy, in one process and alternating prompt by prompt in a rotated order."""
     import torch
 
-    from entmtp.session import capacity_for, heads_folder, open_decoder, open_target, run_folder
+    from entmtp.layout import heads_folder, run_folder
+    from entmtp.session import capacity_for, open_decoder, open_target
     from entmtp.tasks import read_prompts
 
     run = run_folder(config)
@@ -150,7 +151,7 @@ def _live(config: Config, kind: str, policies: list) -> list[dict]:
 
 def _heads(config: Config, kind: str) -> HeadsConfig:
     """The configuration of the policy's kind of heads, which need not be the job's own `heads`."""
-    from entmtp.session import compose_heads
+    from entmtp.layout import compose_heads
 
     own = [item for item in HydraConfig.get().overrides.task if not item.startswith("heads=")]
     app = GlobalHydra.instance().hydra

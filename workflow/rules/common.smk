@@ -6,14 +6,7 @@ from pathlib import Path
 from entmtp.config import compose, to_plain
 from entmtp.errors import EntmtpError
 from entmtp.io import check_writable
-from entmtp.session import (
-    compose_heads,
-    compose_task,
-    heads_folder,
-    multi_token_folder,
-    run_folder,
-    target_folder,
-)
+from entmtp.layout import compose_heads, compose_task, heads_folder, multi_token_folder, run_folder, target_folder
 
 # Jobs get their memory in huge pages where the C library is glibc: decoding streams the weights at every step, and
 # looking up 4 KB pages costs a tenth of it and more (docs/LOG.md).

@@ -120,7 +120,7 @@ def markdown(rows: list[dict], absent: dict[str, str], provenance: dict) -> str:
 
 def prepare(config: Config, overrides: list[str]) -> tuple[dict, dict[str, list[list[int]]]]:
     """What every worker is told, and the prompts by task."""
-    from entmtp.session import compose_heads, heads_folder, run_folder, target_folder
+    from entmtp.layout import compose_heads, heads_folder, run_folder, target_folder
     from entmtp.tasks import read_prompts
 
     run = run_folder(config)

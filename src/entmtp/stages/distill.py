@@ -84,7 +84,7 @@ def distill(inp, out, params) -> None:
 
 def multi_token_model(inp, out, params) -> None:
     """Download a published multi-token model."""
-    from entmtp.session import target_folder
+    from entmtp.layout import target_folder
     from entmtp.target.fetch import fetch_target
 
     config = from_plain(MtpConfig, params["mtp"])

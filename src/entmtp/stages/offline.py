@@ -21,7 +21,7 @@ from entmtp.stages.common import open_block, read_trees
 
 
 def target(inp, out, params) -> None:
-    from entmtp.session import target_folder
+    from entmtp.layout import target_folder
     from entmtp.target.fetch import fetch_target
 
     config = from_plain(TargetConfig, params["target"])

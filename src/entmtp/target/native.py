@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from entmtp.kept import cache_folder
 from entmtp.target.cache import KVCache
 from entmtp.target.mask_adapter import Adapter
 from entmtp.target.precision import processor_features
@@ -47,12 +48,6 @@ class _Model(ctypes.Structure):
     _fields_ = [("layers", ctypes.POINTER(_Layer)), ("final_norm", POINTER), ("cos", POINTER), ("sin", POINTER),
                 ("depth", INT), ("hidden", INT), ("heads", INT), ("kv_heads", INT), ("dim", INT), ("inner", INT),
                 ("rank", INT), ("eps", ctypes.c_double)]  # fmt: skip
-
-
-def cache_folder() -> Path:
-    """Where compiled code is kept: $ENTMTP_CACHE, else the user's cache folder."""
-    own = os.environ.get("ENTMTP_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "entmtp"
 
 
 def compiler() -> str | None:
