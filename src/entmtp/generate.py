@@ -156,7 +156,6 @@ def open_model(config: Config) -> "LanguageModel":
     policy = open_policy(config)  # before the target: a missing fit is said at once
     if config.threads:
         torch.set_num_threads(config.threads)
-    _fetch(config)
     target = open_target(config.target, config.resources, config.dtype, config.device)
     if config.policy.kind == "ar":
         return LanguageModel(target, None, policy)
@@ -172,16 +171,6 @@ def stream(config: Config, prompt: str, chat: bool, stats: Stats, stop: Iterable
     made = lm.stream_ids(lm.encode(prompt, chat), config.decoding, stop=stop)
     yield from made
     stats.take(made.result)
-
-
-def _fetch(config: Config) -> None:
-    from entmtp.layout import target_folder
-    from entmtp.target.fetch import SENTINEL, fetch_target
-
-    folder = target_folder(config.target, config.resources)
-    if config.target.source != "folder" and not (folder / SENTINEL).is_file():
-        print(f"target {config.target.name}: fetching and converting it into {folder}, once …", file=sys.stderr)
-    fetch_target(config.target, folder)
 
 
 def run(arguments: argparse.Namespace) -> None:

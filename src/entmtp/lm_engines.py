@@ -94,13 +94,10 @@ def open_engine(options: dict[str, Any], max_length: int) -> TreeEngine | BlockE
 
 def _open_trees(config: Config, overrides: list[str], max_length: int) -> TreeEngine:
     from entmtp.generate import open_policy
-    from entmtp.layout import compose_heads, heads_folder, run_folder, target_folder
+    from entmtp.layout import compose_heads, heads_folder, run_folder
     from entmtp.session import open_decoder, open_target
-    from entmtp.target.fetch import fetch_target
 
     policy = open_policy(config)  # before the target: a missing fit is said at once
-    if config.target.source != "folder":
-        fetch_target(config.target, target_folder(config.target, config.resources))
     target = open_target(config.target, config.resources, config.dtype, config.device)
     heads = folder = None
     if config.policy.heads:
@@ -145,12 +142,11 @@ def _multi_token(given: str, config: Config) -> tuple[Target, int]:
     only)."""
     from entmtp.distill.adapter import TENSORS, apply_adapter, is_adapter, read_format
     from entmtp.distill.published import load_multi_token
-    from entmtp.layout import target_folder
-    from entmtp.target.fetch import fetch_target
+    from entmtp.session import fetched
 
     folder = base = Path(given)
     if is_adapter(given):
-        base = fetch_target(config.target, target_folder(config.target, config.resources))
+        base = fetched(config.target, config.resources)
         if not read_format(base, given).masks_only:
             digest = sha256_file(Path(given) / TENSORS)[:12]
             folder = Path(config.resources) / "targets" / f"{config.target.name}-mtp-{digest}"

@@ -1,5 +1,6 @@
 """Loading what a run needs, by configuration: target, heads, decoders, fitted policies of a run folder."""
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,12 +14,21 @@ from entmtp.layout import target_folder
 from entmtp.policy.fit import build_policy
 from entmtp.policy.schedulers import Policy
 from entmtp.policy.stored import check_indices, check_stored
+from entmtp.target.fetch import SENTINEL, fetch_target
 from entmtp.target.load import Target, load_target
 from entmtp.tree.bank import Bank
 
 
+def fetched(config: TargetConfig, resources: str | Path) -> Path:
+    """The target's model folder; downloaded and converted, once, where it is not there yet."""
+    folder = target_folder(config, resources)
+    if config.source != "folder" and not (folder / SENTINEL).is_file():
+        print(f"target {config.name}: fetching and converting it into {folder}, once …", file=sys.stderr, flush=True)
+    return fetch_target(config, folder)
+
+
 def open_target(config: TargetConfig, resources: str | Path, dtype: str, device: str) -> Target:
-    return load_target(config, target_folder(config, resources), dtype, device)
+    return load_target(config, fetched(config, resources), dtype, device)
 
 
 def open_decoder(target: Target, heads: HeadsConfig | None, folder: Path | None, capacity: int) -> Decoder:

@@ -36,13 +36,14 @@ def test_parts_add_up_to_decoding(tiny, drafters, trees, prompts):
     torch.testing.assert_close(decoder.cache.data[..., :rows, :], mine, rtol=1e-4, atol=1e-4)
 
 
-def test_the_whole_benchmark(tiny_folder, tiny_heads, tmp_path, monkeypatch, capsys):
+def test_the_whole_benchmark(tiny_heads, tmp_path, monkeypatch, capsys):
+    """From nothing: the target is made on the way."""
     # the second context is beyond the model and left out
     monkeypatch.setattr(engine_bench, "CONTEXTS", {16: [0, 2, 8], 10_000: [0]})
     monkeypatch.setattr(engine_bench, "REPEATS", 2)
     save_heads(tiny_heads["hydra"], tmp_path / "heads")
     engine_bench.main([
-        "target=folder", f"target.path={tiny_folder}", "target.name=tiny", "heads.source=folder",
+        "target=tiny", f"resources={tmp_path / 'resources'}", "heads.source=folder",
         f"heads.path={tmp_path / 'heads'}", "dtype=bfloat16", f"results={tmp_path}",
     ])  # fmt: skip
     made = json.loads((tmp_path / "engine.json").read_text())
@@ -52,8 +53,11 @@ def test_the_whole_benchmark(tiny_folder, tiny_heads, tmp_path, monkeypatch, cap
     parts = {(row["nodes"], row["stage"]) for row in made["rows"] if row["stage"] != "forward"}
     assert parts == {(nodes, stage) for nodes in (4, 16) for stage in engine_bench.PARTS}
     assert made["machine"][0]["gb_per_s"] > 0
+    assert all(row["floor_ms"] == forward[0]["floor_ms"] for row in forward)  # of one context
     page = (tmp_path / "engine.md").read_text()
-    assert page in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert page in said.out
+    assert "fetching and converting it" in said.err
     assert "| 16 | 8 |" in page
     assert (tmp_path / "engine.png").stat().st_size > 0
 

@@ -53,3 +53,12 @@ def test_cold_calls_come_after_other_work_each_time(clock, monkeypatch):
 
     assert timing.cold_ms(run, 3, before) == pytest.approx(7.0)
     assert events == ["flush", "before", "run"] * 5, "two to warm up and three that count"
+
+
+def test_the_fastest_is_of_the_timed_calls_alone(clock):
+    seconds = iter([0.0001, 0.004, 0.002, 0.003])
+
+    def run() -> None:
+        clock.now += next(seconds)
+
+    assert timing.fastest_ms(run, 3, warmup=1) == pytest.approx(2.0)
