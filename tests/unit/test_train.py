@@ -335,3 +335,19 @@ def test_the_best_epoch_is_kept_and_training_stops_when_nothing_improves(tiny, f
     scripted(again, [])
     assert again.run(tmp_path / "c.pt") == history  # stopped stays stopped
     assert_identical(weights(again), seen[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_dtypes_of_the_products_train(tiny, features, monkeypatch, kind):
+    """Whatever this processor would choose: what it has instructions for."""
+    losses = []
+    for dtype in ("float32", "bfloat16"):
+        monkeypatch.setattr("entmtp.heads.train.resolved", lambda name, device, dtype=dtype: dtype)
+        trainer = HeadsTrainer(tiny, features, make_config(kind))
+        assert trainer.projection.dtype == getattr(torch, dtype)
+        loss = trainer.loss(trainer.batches(0)[0])
+        loss.backward()
+        assert all(parameter.grad is not None for parameter in trainer.heads.parameters() if parameter.requires_grad)
+        assert trainer.held.figures(trainer)["accept_length"] >= 1
+        losses.append(float(loss.detach()))
+    assert losses[0] == pytest.approx(losses[1], rel=2e-2)

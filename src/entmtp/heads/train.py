@@ -104,6 +104,7 @@ class HeadsTrainer:
         last = len(self.features.tokens) - 1  # positions near a text's end read another text: their loss is masked
         paths = [self.features.tokens[(index + d).clamp_max(last)].to(self.device) for d in range(depth)]
         embeddings = [F.embedding(tokens, self.table) for tokens in paths]
+        states = states.to(torch.promote_types(states.dtype, self.dtype))  # features are kept in bfloat16
         with self.precision():
             return F.linear(self.heads.features(depth, states, embeddings).to(self.dtype), self.projection)
 
