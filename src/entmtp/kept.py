@@ -27,7 +27,8 @@ def kept(kind: str, inputs: Any, make: Callable[[], Any]) -> Any:
     try:
         return read_json(path)
     except EntmtpError:
-        made = make()
+        pass  # not there yet, or damaged
+    made = make()
     try:
         if json.loads(json.dumps(made, allow_nan=False)) == made:
             write_json(path, made)

@@ -1,5 +1,6 @@
 """From a target's folder and its own texts to a multi-token model: an adapter, or a folder that any loader reads."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from entmtp.config import DistillConfig
@@ -31,6 +32,7 @@ def distil(
     model's (whole or not at all), whose config names `mtp_mask_id` and `mtp_k_max`; with `lora_rank` the adapter that
     was folded into it comes to lie beside it (`<folder>.adapter`).
     """
+    config = replace(config, dtype=resolved(config.dtype, device))
     if config.masks_only:
         return _distil_masks(base, folder, checkpoint, rows, config, device)
     import torch
@@ -62,7 +64,7 @@ def _distil_masks(
 ) -> list[dict]:
     if config.lora_rank < 1:
         raise EntmtpError("config key 'distill.masks_only': the weights stay, so distill.lora_rank must be above 0")
-    model = load_model(base, resolved(config.dtype, device), device)
+    model = load_model(base, config.dtype, device)
     adapter = MaskAdapter(model, config.lora_rank, config.lora_alpha, config.seed)
     student = MaskStudent(model, adapter, stop_ids(model, load_tokenizer(base)), config)
     history = SelfDistiller(student, rows, config, device).run(checkpoint)

@@ -13,7 +13,6 @@ from entmtp.distill.loss import Outcome
 from entmtp.distill.student import Student
 from entmtp.errors import EntmtpError
 from entmtp.io import sha256_json
-from entmtp.target.precision import resolved
 
 WINDOW = 16  # batches, among which texts are sorted by length
 
@@ -27,7 +26,7 @@ class SelfDistiller:
         if config.checkpoint_every % config.report_every:
             raise EntmtpError(f"config key 'distill.checkpoint_every': {config.checkpoint_every} must be a multiple of "
                               f"distill.report_every={config.report_every}")  # fmt: skip
-        student.to(device, getattr(torch, resolved(config.dtype, device)))
+        student.to(device, getattr(torch, config.dtype))
         self.student, self.parameters, self.config, self.device = student, student.parameters, config, device
         # a text gives a row if its answer has room for the latest first block
         long = [row for row in rows if len(row["tokens"]) >= config.spacing]

@@ -69,26 +69,24 @@ def distill(inp, out, params) -> None:
     from entmtp.target.precision import resolved
 
     config = from_plain(DistillConfig, params["distill"])
-    config = replace(config, dtype=resolved(config.dtype, params["device"]))
+    dtype = resolved(config.dtype, params["device"])
     rows = [row for path in inp.texts for row in read_jsonl(path)]
     folder = Path(out.model).parent
     checkpoint = folder.with_name(f"{folder.name}.checkpoint.pt")
     history = distil(Path(inp.target).parent, folder, checkpoint, rows, config, params["device"])
-    made = provenance({"device": params["device"], "dtype": config.dtype})
+    made = provenance({"device": params["device"], "dtype": dtype})
     texts = {"texts": len(rows), "tokens": sum(len(row["tokens"]) for row in rows),
              "sha256": sha256_json([sha256_file(path) for path in inp.texts])}  # fmt: skip
-    write_json(out.history, {"distill": {**params["distill"], "dtype": config.dtype}, **texts, "curve": history,
+    write_json(out.history, {"distill": {**params["distill"], "dtype": dtype}, **texts, "curve": history,
                              "provenance": made})  # fmt: skip
     checkpoint.unlink(missing_ok=True)
 
 
 def multi_token_model(inp, out, params) -> None:
     """Download a published multi-token model."""
-    from entmtp.layout import target_folder
-    from entmtp.target.fetch import fetch_target
+    from entmtp.session import fetched
 
-    config = from_plain(MtpConfig, params["mtp"])
-    fetch_target(config, target_folder(config, params["resources"]))
+    fetched(from_plain(MtpConfig, params["mtp"]), params["resources"])
 
 
 def adapted_model(inp, out, params) -> None:

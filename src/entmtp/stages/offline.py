@@ -21,11 +21,9 @@ from entmtp.stages.common import open_block, read_trees
 
 
 def target(inp, out, params) -> None:
-    from entmtp.layout import target_folder
-    from entmtp.target.fetch import fetch_target
+    from entmtp.session import fetched
 
-    config = from_plain(TargetConfig, params["target"])
-    fetch_target(config, target_folder(config, params["resources"]))
+    fetched(from_plain(TargetConfig, params["target"]), params["resources"])
 
 
 def prompts(inp, out, params) -> None:

@@ -56,48 +56,40 @@ static void halve(float *own, int64_t total)
     }
 }
 
+/* An instruction names its tile registers by literal numbers: here for each of 0 to 3 below a limit. */
+#define EACH_TILE(DO) DO(0) DO(1) DO(2) DO(3)
+
 /* Tile registers 0 to `width` - 1, the sums [width][rows][16], from or to memory */
 INLINE void open_sums(const float *sums, int64_t size, int64_t width)
 {
     WRITTEN;
-    _tile_loadd(0, sums, 64);
-    if (width > 1)
-        _tile_loadd(1, sums + size, 64);
-    if (width > 2)
-        _tile_loadd(2, sums + 2 * size, 64);
-    if (width > 3)
-        _tile_loadd(3, sums + 3 * size, 64);
+#define OPEN(T)                                                                                                        \
+    if (T < width)                                                                                                     \
+        _tile_loadd(T, sums + T * size, 64);
+    EACH_TILE(OPEN)
+#undef OPEN
 }
 
 INLINE void close_sums(float *sums, int64_t size, int64_t width)
 {
-    _tile_stored(0, sums, 64);
-    if (width > 1)
-        _tile_stored(1, sums + size, 64);
-    if (width > 2)
-        _tile_stored(2, sums + 2 * size, 64);
-    if (width > 3)
-        _tile_stored(3, sums + 3 * size, 64);
+#define CLOSE(T)                                                                                                       \
+    if (T < width)                                                                                                     \
+        _tile_stored(T, sums + T * size, 64);
+    EACH_TILE(CLOSE)
+#undef CLOSE
 }
 
 /* One block of 32 packed values, weighted by [rows][32], `stride` bytes from row to row, to the sums */
 INLINE void weigh_block(const stored *packed, const stored *weights, int64_t stride, int64_t width)
 {
     _tile_loadd(5, weights, stride);
-    _tile_loadd(4, packed, 64);
-    _tile_dpbf16ps(0, 5, 4);
-    if (width > 1) {
-        _tile_loadd(4, packed + DEEP * LANES, 64);
-        _tile_dpbf16ps(1, 5, 4);
+#define WEIGH(T)                                                                                                       \
+    if (T < width) {                                                                                                   \
+        _tile_loadd(4, packed + T * DEEP * LANES, 64);                                                                 \
+        _tile_dpbf16ps(T, 5, 4);                                                                                       \
     }
-    if (width > 2) {
-        _tile_loadd(4, packed + 2 * DEEP * LANES, 64);
-        _tile_dpbf16ps(2, 5, 4);
-    }
-    if (width > 3) {
-        _tile_loadd(4, packed + 3 * DEEP * LANES, 64);
-        _tile_dpbf16ps(3, 5, 4);
-    }
+    EACH_TILE(WEIGH)
+#undef WEIGH
 }
 
 /* Scores of all queries q [n G, dim] over the first `known` keys, seen or not: scores [n G, stride] */
@@ -122,11 +114,11 @@ static void score_unit(const stored *q, const int64_t *start, int64_t tiles, int
             TILE(0, 5) TILE(1, 6) TILE(2, 7) TILE(3, 5)
 #undef TILE
         }
-#define TILE(T)                                                                                                        \
+#define PUT(T)                                                                                                         \
     if (T < tiles)                                                                                                     \
         _tile_stored(T, scores + start[T] * G * stride + first, stride * sizeof(float));
-        TILE(0) TILE(1) TILE(2) TILE(3)
-#undef TILE
+        EACH_TILE(PUT)
+#undef PUT
     }
 }
 
