@@ -10,8 +10,8 @@ ARGS ?=
 # requirements-hashes.lock installs the same and checks every file's SHA-256 (LOCK=requirements-hashes.lock)
 LOCK ?= requirements.lock
 
-.PHONY: help reproduce test test-slurm test-faults lint lock lock-docs lock-hashes docs coverage test-wheel bench-engine bench-peers bench-long tables \
-	verify-reproduction archive clean
+.PHONY: help reproduce test test-slurm test-faults lint lock lock-docs lock-hashes docs coverage test-wheel \
+	bench-engine bench-peers bench-long tables verify-reproduction archive clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
