@@ -25,6 +25,8 @@ from entmtp.science.report import combine, markdown
 from entmtp.tree.topology import Tree
 
 FRONTIER = [*TREES[1:], Tree.of([(0,)]), Tree.of([(0,), (1,)])]
+CEILING = {"policy": "marginal", "same_order": 1.01, "own_order": 0.99}
+CEILING_LINE = "| one | `marginal` | +1.0% | -1.0% |"
 
 
 def fitted(kind: str, name: str = "x", bank=None, trace=None) -> dict:
@@ -148,7 +150,8 @@ def parts() -> list[dict]:
         )
         tables = [signals.step_table(trace, frame_of(trace), TREES[2]) for trace in (calib, test)]
         made.append({"task": task, "policies": rows, "banks": banks.bank_rows(task, bank, FRONTIER, calib, test,
-                     make_latency(), 2, 10), "signals": signals.signal_rows(task, *tables),
+                     make_latency(), 2, 10), "ceiling": [CEILING | {"task": task}],
+                     "signals": signals.signal_rows(task, *tables),
                      "forwards": forward_counts(task, FRONTIER, calib)})  # fmt: skip
     return made
 
@@ -169,7 +172,7 @@ def test_headroom_rows_and_the_record_of_all_tasks():
     check_schema(record, "scheduling")
     assert record["geometric_mean_over_static"]["entmtp_star"] == {"live": 1.0, "worst": 1.0, "replayed": 1.0}
     text = markdown(record)
-    for piece in ("| one | `entmtp_tau` |", "## Banks", "all of them", "## Transfer", "lie within 3%"):
+    for piece in ("| one | `entmtp_tau` |", "## Banks", CEILING_LINE, "all of them", "## Transfer", "lie within 3%"):
         assert piece in text
     for figure in (headroom(record["rows"], PlotConfig()), predicted_against_measured(record["rows"], PlotConfig())):
         assert figure.get_axes()

@@ -128,9 +128,9 @@ def policy_inputs(wildcards):
     }
 
 
-def judged_growth(tasks):
-    """Expansions of the tasks' test texts, where policies of the judged heads grow trees."""
-    return [f"{RUN}/traces/{JUDGED_KIND}/{task}.test.growth.npz" for task in tasks if JUDGED_KIND in GROWN]
+def judged_growth(tasks, split="test"):
+    """Expansions of the tasks' texts of one split, where policies of the judged heads grow trees."""
+    return [f"{RUN}/traces/{JUDGED_KIND}/{task}.{split}.growth.npz" for task in tasks if JUDGED_KIND in GROWN]
 
 
 def task_block(wildcards):

@@ -34,6 +34,7 @@ rule scheduling_task:
         calib=f"{RUN}/traces/{JUDGED_KIND}/{{task}}.calib.parquet",
         test=f"{RUN}/traces/{JUDGED_KIND}/{{task}}.test.parquet",
         growth=lambda wildcards: judged_growth([wildcards.task]),
+        calib_growth=lambda wildcards: judged_growth([wildcards.task], "calib"),
         recalibrated=f"{RUN}/trees/{JUDGED_KIND}/{{task}}/recalibrated.json",
         latency=f"{RUN}/latency/{JUDGED_KIND}.json",
         bank=f"{RUN}/trees/{JUDGED_KIND}/{{task}}/bank.json",

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from entmtp.calibration.kernels import grow_all
 from entmtp.errors import EntmtpError
 from entmtp.io import atomic
-from entmtp.policy.growing import GrowingPolicy, rows_per_depth
+from entmtp.policy.growing import Calibration, GrowingPolicy, rows_per_depth
 
 
 @dataclass
@@ -82,8 +82,20 @@ class Grown:
         return step_ms[self.nodes] + proposing
 
 
-def replay_growth(trace: GrowthTrace, policy: GrowingPolicy) -> Grown:
-    """Every tree that `policy` would grow. Its beam and children must be the trace's own."""
+def chances(trace: GrowthTrace, calibration: Calibration | None) -> NDArray[np.float64]:
+    """What a policy with this calibration expects of every candidate [N, C]: how likely it is to be accepted."""
+    if calibration is None:
+        return trace.probability
+    expected = np.zeros(trace.probability.shape)
+    for level, (edges, values) in enumerate(zip(calibration.edges, calibration.values, strict=True), 1):
+        here = trace.depth == level
+        expected[here] = np.asarray(values)[np.searchsorted(edges, trace.probability[here], side="right")]
+    return expected
+
+
+def replay_growth(trace: GrowthTrace, policy: GrowingPolicy, expected: NDArray[np.float64] | None = None) -> Grown:
+    """Every tree that `policy` would grow. Its beam and children must be the trace's own. `expected` [N, C]: of each
+    candidate, where it is known already or is not the policy's own calibration's."""
     if (policy.beam, policy.children) != (trace.beam, trace.children):
         raise EntmtpError(
             f"policy {policy.name}: beam {policy.beam} and {policy.children} children, but the growth trace was made "
@@ -93,9 +105,11 @@ def replay_growth(trace: GrowthTrace, policy: GrowingPolicy) -> Grown:
     n = len(trace.depth)
     made = Grown(np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros((n, depth), np.int64))
     rate = -1.0 if policy.rate is None else policy.rate
-    grow_all(trace.order, trace.probability, trace.depth, trace.parent, trace.on_path, policy.expand,
-             policy.max_depth, policy.nodes, rate, policy.step_array, *policy.calibration_arrays, made.nodes,
-             made.accepted, made.rows)  # fmt: skip
+    if expected is None:
+        expected = trace.probability if policy.rate is None else chances(trace, policy.calibration)
+    grow_all(trace.order, trace.probability, expected, trace.depth, trace.parent, trace.on_path, policy.expand,
+             policy.max_depth, policy.nodes, rate, policy.step_array, made.nodes, made.accepted,
+             made.rows)  # fmt: skip
     return made
 
 

@@ -173,12 +173,13 @@ def shortest(lengths, step_ms, bounds, choices):
 
 
 @njit(cache=True, nogil=True)
-def grow_all(order, probability, depth, parent, on_path, expand, max_depth, most, rate, step_ms, edges, values, nodes,
+def grow_all(order, probability, chance, depth, parent, on_path, expand, max_depth, most, rate, step_ms, nodes,
              accepted, rows):  # fmt: skip
     """GrowingPolicy's very rules at every position: nodes [N], accepted [N] and rows [N, D] of the grown trees.
 
     `rate` < 0 takes the `most` likeliest candidates; else as many as are worth their milliseconds. Of an unexpanded
-    parent no child counts. Arrays as in GrowthTrace; edges, values as in Calibration, padded.
+    parent no child counts. Arrays as in GrowthTrace; `chance` [N, C]: what is expected of each candidate, by which it
+    is weighed (unused with `rate` < 0).
     """
     positions, count = order.shape
     seen = np.zeros(count, dtype=np.bool_)  # candidates that a live step would have made
@@ -212,8 +213,7 @@ def grow_all(order, probability, depth, parent, on_path, expand, max_depth, most
             if rate < 0:
                 best, best_hits = taken, hits
                 continue
-            level = depth[i, column] - 1
-            gained += values[level, np.searchsorted(edges[level], probability[i, column], side="right")]
+            gained += chance[i, column]
             worth = gained - rate * (step_ms[taken] - step_ms[0])
             if worth > value:
                 value, best, best_hits = worth, taken, hits

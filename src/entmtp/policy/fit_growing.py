@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.isotonic import isotonic_regression
 
-from entmtp.calibration.growth import GrowthTrace, replay_growth
+from entmtp.calibration.growth import GrowthTrace, chances, replay_growth
 from entmtp.calibration.kernels import walk_cost
 from entmtp.calibration.latency_table import LatencyTable
 from entmtp.policy.growing import Calibration, GrowingPolicy
@@ -43,9 +43,9 @@ class GrowthFitter:
         self.tokens = int(trace.bounds[-1]) - (len(trace.bounds) - 1)  # a text's last token needs no step
         self.base = GrowingPolicy("", [], beam=trace.beam, children=trace.children, max_depth=depth, nodes=max_nodes)
 
-    def speed(self, policy: GrowingPolicy) -> float:
-        """Replayed tokens a millisecond."""
-        grown = replay_growth(self.trace, policy)
+    def speed(self, policy: GrowingPolicy, expected: NDArray[np.float64] | None = None) -> float:
+        """Replayed tokens a millisecond; `expected` as in `replay_growth`."""
+        grown = replay_growth(self.trace, policy, expected)
         cost = grown.milliseconds(self.step_ms, self.propose_ms)
         return self.tokens / walk_cost(grown.accepted, cost, self.trace.bounds)[1]
 
@@ -58,12 +58,13 @@ class GrowthFitter:
     def marginal(self, name: str, rounds: int = 12) -> GrowingPolicy:
         """The price of time at its fixed point (Dinkelbach), for the best threshold of expansion."""
         calibration, step_ms = calibrate(self.trace), self.step_ms.tolist()
+        expected = chances(self.trace, calibration)
         best, best_speed = None, 0.0
         for expand in EXPAND:
             policy = replace(self.base, name=name, expand=expand, rate=1 / step_ms[0], step_ms=step_ms,
                              calibration=calibration)  # fmt: skip
             for _ in range(rounds):
-                speed = self.speed(policy)
+                speed = self.speed(policy, expected)
                 if abs(speed - policy.rate) < 1e-9:
                     break
                 policy = replace(policy, rate=speed)

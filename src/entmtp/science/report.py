@@ -15,6 +15,7 @@ def combine(parts: list[dict], transfer: list[dict], forwards: list[dict], prove
         "geometric_mean_over_static": over_static(rows),
         "prediction": prediction_errors(rows),
         "banks": [row for part in parts for row in part["banks"]],
+        "ceiling": [row for part in parts for row in part["ceiling"]],
         "signals": [row for part in parts for row in part["signals"]],
         "transfer": transfer,
         "forwards": forwards,
@@ -42,6 +43,10 @@ def markdown(record: dict) -> str:
         _policies(record),
         "## Banks\n\nBest threshold ladder over each bank, fitted on the calibration split (replayed).\n",
         _banks(record["banks"]),
+        "## Is there more in the signals?\n\nGrowing policies whose expectations of each candidate come from a boosted "
+        "model of every signal, fitted on the calibration split: replayed speed on test texts against the same "
+        "policy's own. Candidates are ranked as the policy ranks them, or by the model.\n",
+        _ceiling(record["ceiling"]),
         "## What predicts num_accepted\n\nTest split, steps of the 16-node tree. r: correlation; MI: mutual "
         "information in nats; AUC: for accepting anything.\n",
         _signals(record["signals"]),
@@ -85,6 +90,15 @@ def _banks(rows: list[dict]) -> str:
         [[row["task"], row["bank"], " ".join(map(str, row["nodes"])), percent(row["calib_over_static"]),
           percent(row["test_over_static"]), percent(row["oracle_over_static"])] for row in rows],
         names=3,
+    )  # fmt: skip
+
+
+def _ceiling(rows: list[dict]) -> str:
+    return markdown_table(
+        ["task", "policy", "ranked as before", "ranked by the model"],
+        [[row["task"], f"`{row['policy']}`", percent(row["same_order"] - 1), percent(row["own_order"] - 1)]
+         for row in rows],
+        names=2,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ def scheduling_task(inp, out, params) -> None:
     from entmtp.calibration.replay import Trace
     from entmtp.heads.held_out import fixed_tree
     from entmtp.science.banks import bank_rows
+    from entmtp.science.ceiling import ceiling_row
     from entmtp.science.cost import forward_counts
     from entmtp.science.headroom import headroom_rows
     from entmtp.science.signals import signal_rows, step_table
@@ -25,7 +26,7 @@ def scheduling_task(inp, out, params) -> None:
     frames = {"calib": read_parquet(inp.calib), "test": read_parquet(inp.test)}
     traces = {split: Trace.from_frame(frame) for split, frame in frames.items()}
     if inp.growth:
-        traces["test"].growth = load_growth(inp.growth[0])
+        traces["test"].growth, traces["calib"].growth = load_growth(inp.growth[0]), load_growth(inp.calib_growth[0])
     fitted = {Path(path).stem: read_json(path) for path in inp.policies}
     policies = headroom_rows(task, fitted, bank, frontier, traces["test"], latency, read_parquet(inp.bench),
                              {"bootstrap": params["bootstrap"], "seed": params["seed"]})  # fmt: skip
@@ -33,9 +34,11 @@ def scheduling_task(inp, out, params) -> None:
           f"tree, over {len(frontier)} trees {100 * policies[0]['frontier_headroom']:.1f}%", flush=True)  # fmt: skip
     banks = bank_rows(task, bank, frontier, traces["calib"], traces["test"], latency, params["bank_size"],
                       params["bank_tries"])  # fmt: skip
+    ceilings = [ceiling_row(task, policy, bank, traces["calib"], traces["test"], latency)
+                for policy in fitted.values() if policy["kind"] == "marginal"]  # fmt: skip
     reference = fixed_tree(traces["calib"].depth, traces["calib"].width)
     steps = {split: step_table(traces[split], frames[split], reference) for split in frames}
-    write_json(out.part, {"task": task, "policies": policies, "banks": banks,
+    write_json(out.part, {"task": task, "policies": policies, "banks": banks, "ceiling": ceilings,
                           "signals": signal_rows(task, steps["calib"], steps["test"]),
                           "forwards": forward_counts(task, frontier, traces["calib"])})  # fmt: skip
 
