@@ -29,8 +29,11 @@ $(READY): $(LOCK) pyproject.toml
 reproduce: $(READY) ## the main job: tables, figures and report in results/ (ARGS="--config experiment=main")
 	$(BIN)/snakemake --cores all $(ARGS)
 
+# as many processes as there are cores; threads that wait for one another sleep, since another process wants the core
+TESTS := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses auto --no-loadscope-reorder
+
 test: $(READY) lint ## everything that CI runs
-	$(BIN)/python -m pytest $(ARGS)
+	$(TESTS) $(ARGS)
 
 SLURM := slurmctld slurmd slurm-client munge
 
@@ -91,7 +94,7 @@ coverage: $(READY) $(TOOLS)/.ready ## line coverage of src/entmtp by all tests, 
 	rm -rf $(dir $(MEASURED))
 	mkdir -p $(dir $(MEASURED))
 	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/tests/measured:$(CURDIR)/$(TOOLS) COVERAGE_FILE=$(MEASURED) \
-		COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(BIN)/python -m pytest $(ARGS)
+		COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(TESTS) $(ARGS)
 	export PYTHONPATH=$(CURDIR)/$(TOOLS) COVERAGE_FILE=$(MEASURED); $(BIN)/python -m coverage combine --quiet && \
 		$(BIN)/python -m coverage html --quiet --directory $(dir $(MEASURED))html --fail-under 0 && \
 		$(BIN)/python -m coverage report
@@ -106,5 +109,8 @@ test-wheel: $(READY) ## build the wheel, install it into an empty environment an
 tables: $(READY) ## every table and figure again, from a finished run's W&B runs alone (ARGS="experiment=main")
 	$(BIN)/python -m entmtp.from_logs $(ARGS)
 
-clean: ## remove what can be made again, but for downloads, heads and .venv
-	rm -rf results logs benchmarks outputs multirun .snakemake
+clean: ## remove what can be made again, but for downloads, .venv, W&B's folders, and what was trained (results/*/heads, distill)
+	@[ ! -d results ] || find results -type f ! -path '*/heads/*' ! -path '*/distill/*' -delete
+	@[ ! -d results ] || find results -type d -empty -delete
+	@[ ! -d logs ] || find logs -mindepth 1 -maxdepth 1 ! -name wandb -exec rm -rf {} +
+	rm -rf benchmarks outputs multirun .snakemake

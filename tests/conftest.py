@@ -4,8 +4,11 @@ import importlib.util
 import os
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test touches the network
+# nor the user's own cache: the engine is compiled once for all of them, and composed configurations are kept here
+os.environ.setdefault("ENTMTP_CACHE", str(Path(__file__).resolve().parents[1] / ".tools" / "test-cache"))
 
 import numpy as np
 import pandas as pd
@@ -29,6 +32,25 @@ settings.register_profile("entmtp", database=None, deadline=None, derandomize=Tr
 settings.load_profile("entmtp")
 
 DEPTH, WIDTH, DRAFT_VOCAB = 4, 16, 100
+
+
+def pytest_sessionstart(session) -> None:
+    """What pipeline tests share in the checkout is made once, before there are workers that would make it at once."""
+    if not hasattr(session.config, "workerinput"):
+        folder = Path(__file__).resolve().parents[1] / "resources" / "targets" / "tiny"
+        fetch_target(TargetConfig(name="tiny", source="random"), folder)
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which plain runs do without
+def pytest_xdist_make_scheduler(config, log):
+    from groups import group_of
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Groups(config, log)
 
 
 class OracleDrafter:

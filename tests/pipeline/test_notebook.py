@@ -7,7 +7,7 @@ import pytest
 from nbclient import NotebookClient
 
 from .conftest import ROOT
-from .test_sweep import sweep, world  # noqa: F401
+from .test_sweep import sweep
 
 NOTEBOOKS = ROOT / "notebooks"
 
@@ -38,7 +38,7 @@ def test_analysis_runs_on_the_smoke_results(smoke, monkeypatch):
     assert "entmtp_tau" in text
 
 
-def test_a_sweep_is_explored(world, tmp_path, monkeypatch):  # noqa: F811
+def test_a_sweep_is_explored(world, tmp_path, monkeypatch):
     done = sweep(world, "-m", "task=sharegpt,litbench", "policy=entmtp_tau", "policy.tau_on=0.005,0.02,0.05",
                  "policy.tau_off=0.001,0.01", f"hydra.sweep.dir={tmp_path}", "tracking=disabled")  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

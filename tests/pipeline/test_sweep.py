@@ -13,45 +13,12 @@ import yaml
 from entmtp.calibration.latency_table import LatencyTable
 from entmtp.calibration.replay import Trace
 from entmtp.config import PolicyConfig, compose, to_plain
-from entmtp.io import read_json, read_parquet, write_json, write_jsonl
+from entmtp.io import read_json, read_parquet
 from entmtp.policy.fit import fit_policy
-from entmtp.stages import heads, offline
-from entmtp.tree.bank import Bank, BankTree
-from entmtp.tree.topology import Tree
+from entmtp.stages import offline
+from entmtp.tree.bank import Bank
 
-TASKS = ("sharegpt", "litbench")
-TREES = [Tree(()), Tree.of([(0,), (0, 0)]), Tree.of([(0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0)])]
-STEP_MS = (1.0, 1.1, 1.4)
-LATENCY = {
-    "arch": "hydra", "overhead_ms": 0.05, "plain_ms": 0.95,
-    "forward": {"tokens": [1, 7], "ms": [0.9, 1.2]}, "propose": {"rows": [1, 4], "ms": [[0.02, 0.03]] * 4},
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    """Targets, prompts, heads, texts and traces by the stages; latency and banks by hand, so that speeds are known."""
-    root = tmp_path_factory.mktemp("world")
-    overrides = ["experiment=smoke", f"results={root / 'results'}", f"resources={root / 'resources'}"]
-    config = to_plain(compose(overrides))
-    run = root / "results" / "smoke"
-    base = {**{key: config[key] for key in ("target", "dtype", "device", "resources", "heads", "decoding", "bench")}}
-    marker = root / "resources" / "targets" / "tiny" / "entmtp.json"
-    offline.target(Files(), Files(target=marker), base)
-    heads.random_heads(Files(), Files(heads=run / "heads" / "hydra" / "config.json"), base)
-    for task in TASKS:
-        source = root / f"{task}.jsonl"
-        write_jsonl(source, [{"prompt": f"{task} question number {number}?"} for number in range(5)])
-        prompts, texts = run / "prompts" / f"{task}.jsonl", run / "texts" / f"{task}.parquet"
-        block = {**config["task"], "name": task, "source": "file", "file": str(source), "calib": 3, "test": 2}
-        offline.prompts(Files(target=marker), Files(prompts=prompts), {**base, "task": block})
-        offline.texts(Files(prompts=prompts), Files(texts=texts), {**base, "split": "calib"})
-        inp = Files(prompts=prompts, texts=texts, heads=run / "heads" / "hydra" / "config.json")
-        offline.traces(inp, Files(traces=run / "traces" / "hydra" / f"{task}.calib.parquet"), base)
-        bank = [BankTree(tree, 1.0 + 0.1 * i, 1000 + i, ms) for i, (tree, ms) in enumerate(zip(TREES, STEP_MS))]
-        Bank(task, "hydra", "measured", bank).save(run / "trees" / "hydra" / task / "bank.json")
-    write_json(run / "latency" / "hydra.json", LATENCY)
-    return root
+from .sweep_world import LATENCY
 
 
 def sweep(world: Path, *arguments: str) -> subprocess.CompletedProcess:
@@ -216,3 +183,16 @@ def test_mistakes_are_one_line(world, arguments, message):
 
 def test_composing_config_is_unaffected(world):
     assert "hydra" not in to_plain(compose([])) and json.dumps(to_plain(compose(["experiment=main"])))
+
+
+def test_both_search_engines_grow_the_same_frontier(world, tmp_path):
+    """`search.engine=rollout`, the paper's own procedure, by the stage; replay grows the same trees from the traces."""
+    run, made = world / "results/smoke", {}
+    config = to_plain(compose(["experiment=smoke", f"resources={world / 'resources'}"]))
+    inp = Files(traces=run / "traces/hydra/sharegpt.calib.parquet", prompts=run / "prompts/sharegpt.jsonl",
+                heads=run / "heads/hydra/config.json", target=world / "resources/targets/tiny/entmtp.json")  # fmt: skip
+    for engine in ("replay", "rollout"):
+        search = {**config["search"], "engine": engine, "rollout_prompts": 3}
+        offline.frontier(inp, Files(frontier=tmp_path / f"{engine}.json"), {**config, "search": search})
+        made[engine] = [tree["paths"] for tree in read_json(tmp_path / f"{engine}.json")["trees"]]
+    assert made["replay"] == made["rollout"] and len(made["replay"]) > 3
