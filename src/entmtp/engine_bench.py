@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from entmtp.calibration.latency import PROMPT
 from entmtp.command import run_command
 from entmtp.config import Config, DecodingConfig, PlotConfig, compose
 from entmtp.decoding.engine import Decoder, make_chooser
@@ -21,7 +22,7 @@ from entmtp.evaluation.tables import markdown_table
 from entmtp.io import write_json, write_text
 from entmtp.policy.schedulers import LadderPolicy
 from entmtp.target.cache import KVCache
-from entmtp.timing import fastest_ms, median_ms
+from entmtp.timing import fastest_ms, median_ms, settle, waiting
 from entmtp.tree.compiled import CompiledTree
 from entmtp.tree.defaults import DEFAULT_TREES
 from entmtp.tree.topology import Tree
@@ -31,22 +32,6 @@ SOME = [0, 4, 16]
 CONTEXTS = {128: NODES, 512: NODES, 2048: NODES, 4096: SOME, 8000: SOME}  # drafted nodes by context
 REPEATS = 15
 PARTS = ("propose", "verify", "accept", "commit", "scheduler")
-
-
-def settle(device: str) -> None:
-    """Wait for what was left to the device."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-
-
-def waiting(run: Callable[[], object], device: str) -> Callable[[], object]:
-    """`run`, and the wait."""
-
-    def both() -> None:
-        run()
-        settle(device)
-
-    return both
 
 
 @torch.inference_mode()
@@ -167,9 +152,7 @@ def measure(config: Config, dtype: str) -> tuple[dict, list[dict]]:
 
     target = open_target(config.target, config.resources, dtype, config.device)
     folder = heads_folder(config.heads, config.target.name, config.resources, run_folder(config))
-    prompt = encode(
-        target.tokenizer, [{"role": "user", "content": "Explain how a sailing boat moves against the wind."}]
-    )
+    prompt = encode(target.tokenizer, [{"role": "user", "content": PROMPT}])
     decoder = open_decoder(target, config.heads, folder, Decoder.room(len(prompt), 160, 64))
     parts = [step_parts(decoder, DEFAULT_TREES[name], prompt, DecodingConfig(max_new_tokens=96))
              for name in ("chain_4", "fixed_16")]  # fmt: skip

@@ -31,6 +31,22 @@ def _milliseconds(
     return times[warmup:]
 
 
+def settle(device: str) -> None:
+    """Wait for what was left to the device."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def waiting(run: Callable[[], object], device: str) -> Callable[[], object]:
+    """`run`, and the wait: without it a clock sees how long launching takes, not the work."""
+
+    def both() -> None:
+        run()
+        settle(device)
+
+    return both
+
+
 def cold_ms(run: Callable[[], object], repeats: int, before: Callable[[], object] = lambda: None) -> float:
     """`median_ms` of calls that each come after reading far more memory than a cache holds, as in a decoding step."""
     flush = torch.ones(16_000_000)

@@ -283,3 +283,18 @@ def test_a_policy_copied_for_another_price_shares_no_state():
     policy.decide([])
     policy.observe(3)
     assert replace(policy, rate=0.5).mean == 0.7
+
+
+@given(st.integers(0, 10**6))
+def test_the_bandit_is_its_definition(seed):
+    """UCB1's index by hand: mean and spread of what an arm accepted, over its milliseconds."""
+    rng, policy = np.random.default_rng(seed), BanditPolicy("b", TREES, step_ms=STEP_MS, explore=0.3)
+    used, got = [1] * len(TREES), [tree.depth / 2 for tree in TREES]
+    for step in range(1, 12):
+        index = [(1 + g / n + 0.3 * tree.depth * np.sqrt(2 * np.log(step) / n)) / ms
+                 for tree, g, n, ms in zip(TREES, got, used, STEP_MS, strict=True)]  # fmt: skip
+        assert policy.indices() == pytest.approx(index)
+        at = policy.decide([])
+        accepted = int(rng.integers(TREES[at].depth + 1))
+        policy.observe(accepted)
+        used[at], got[at] = used[at] + 1, got[at] + accepted

@@ -145,12 +145,13 @@ def test_ladder_is_the_best_monotone_assignment_of_its_bins():
         fitted = fit(kind="ladder", depth=depth, bins=5)
         thresholds = fitted["thresholds"]
         assert thresholds == sorted(thresholds)
-        assert len(thresholds) == 2
+        trees = fitted["trees"]  # one alone where it is best whatever the signal says
+        assert len(thresholds) == len(trees) - 1 and trees in ([0, 1, 2], [0], [1], [2])
         policy = build_policy(fitted, make_bank())
-        assert fitted["calib_tokens_per_s"] == pytest.approx(speed(policy, trace, [0, 1, 2]))
+        assert fitted["calib_tokens_per_s"] == pytest.approx(speed(policy, trace, trees))
         values = np.concatenate([prompt.path_values[:, depth] for prompt in trace.prompts])
         edges = np.quantile(values, np.linspace(0, 1, 6)[1:-1]).tolist()
-        rate = ladder_rate(trace, depth, policy.choose)
+        rate = ladder_rate(trace, depth, lambda s, policy=policy, trees=trees: trees[policy.choose(s)])
         every = combinations_with_replacement([-1.0, *edges, 2.0], 2)
         best = max(ladder_rate(trace, depth, lambda s, pair=pair: bisect_left(pair, s)) for pair in every)
         assert rate == pytest.approx(best, rel=1e-9)
@@ -160,7 +161,8 @@ def test_ladder_takes_the_best_depth():
     speeds = [fit(kind="ladder", depth=depth, bins=5)["calib_tokens_per_s"] for depth in range(DEPTH + 1)]
     free = fit(kind="ladder", bins=5)
     assert free["calib_tokens_per_s"] == max(speeds)
-    assert free["depth"] == int(np.argmax(speeds))
+    # None where the best is one tree alone, whatever the signal
+    assert free["depth"] == fit(kind="ladder", depth=int(np.argmax(speeds)), bins=5)["depth"]
 
 
 @pytest.mark.parametrize("kind", ["tau", "ladder", "star"])

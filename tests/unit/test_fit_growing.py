@@ -50,11 +50,15 @@ def test_calibration_recovers_the_hit_rate_and_never_falls(trace):
         assert calibration.accepted(p, 1) == pytest.approx(p**2, abs=0.09)
 
 
-def test_marginal_is_a_fixed_point_and_beats_what_it_could_have_been(trace):
+def test_marginal_is_no_slower_than_the_fixed_point_and_what_it_could_have_been(trace):
     fitter = GrowthFitter(trace, LATENCY, 8)
     marginal = fitter.marginal("m")
     speed = fitter.speed(marginal)
-    assert speed == pytest.approx(marginal.rate, rel=1e-6)
+    fixed = marginal
+    for _ in range(20):
+        fixed = replace(fixed, rate=fitter.speed(fixed))
+    assert fitter.speed(fixed) == pytest.approx(fixed.rate)
+    assert 0.99 * speed < fixed.rate <= speed * (1 + 1e-9)
     for rate in (0.5 * speed, 0.8 * speed, 1.25 * speed, 2 * speed):
         assert fitter.speed(replace(marginal, rate=rate)) <= speed * (1 + 5e-3)
     assert speed > fitter.speed(replace(marginal, rate=None, nodes=8))
@@ -76,3 +80,30 @@ def test_costs_come_from_the_table(trace):
     assert fitter.propose_ms.shape == (2, 3)
     assert fitter.propose_ms[1, 2] == pytest.approx(0.6)
     assert fitter.propose_ms[:, 0].tolist() == [0, 0]
+
+
+def test_growing_itself_is_paid_for_at_every_size(trace):
+    free, priced = (GrowthFitter(trace, replace(LATENCY, grow_ms=ms), 8) for ms in (0.0, 0.4))
+    assert priced.step_ms == pytest.approx(free.step_ms + 0.4)
+
+
+def test_medusas_heads_are_paid_for_once(trace):
+    hydra = GrowthFitter(trace, LATENCY, 8)
+    medusa = GrowthFitter(trace, replace(LATENCY, arch="medusa"), 8)
+    assert (medusa.propose_ms[0] == hydra.propose_ms[0]).all() and not medusa.propose_ms[1:].any()
+
+
+def test_the_best_rate_on_the_way_is_kept(trace):
+    """However few rounds Dinkelbach's iteration is given: what is returned is the fastest that was replayed."""
+    fitter = GrowthFitter(trace, LATENCY, 8)
+    seen: list[float] = []
+    speed = fitter.speed
+
+    def watched(policy, expected=None):
+        seen.append(speed(policy, expected))
+        return seen[-1]
+
+    fitter.speed = watched
+    for rounds in (1, 2, 3):
+        seen.clear()
+        assert speed(fitter.marginal("m", rounds)) == max(seen)

@@ -100,8 +100,13 @@ def test_all_signals_together_are_judged_on_what_they_were_not_fitted_on():
 
 def test_complementary_banks_grow_by_the_best_tree():
     trace, bank, latency = make_trace(0, 12), make_bank(), make_latency()
-    entries = banks.priced([Tree(()), *FRONTIER], trace, bank, latency)
+    entries = banks.priced([Tree(()), *FRONTIER], trace, bank, latency, {})
     assert [entry.step_ms for entry in entries[:3]] == STEP_MS  # what the bank measured is kept
+    clock = STEP_MS[1] / latency.step(TREES[1])  # others cost what the table says, on the bank's clock
+    assert entries[-1].step_ms == pytest.approx(clock * latency.step(FRONTIER[-1])) and abs(clock - 1) > 0.05
+    left_out = {FRONTIER[-1]: 77.0}  # timed, and not in the bank
+    again = banks.priced([Tree(()), *FRONTIER], trace, bank, latency, left_out)
+    assert [entry.step_ms for entry in again] == [*(entry.step_ms for entry in entries[:-1]), 77.0]
     made = banks.complementary(entries, trace, latency, 4, bank)
     assert [len(one.trees) for one in made] == [1, 2, 3, 4]
     sets = [{entry.tree for entry in one.trees} for one in made]
@@ -115,7 +120,7 @@ def test_complementary_banks_grow_by_the_best_tree():
 
 def test_bank_rows_are_relative_to_the_static_optimum_of_each_split():
     calib, test = make_trace(0, 12), make_trace(1, 12)
-    rows = banks.bank_rows("t", make_bank(), FRONTIER, calib, test, make_latency(), 3, 10)
+    rows = banks.bank_rows("t", make_bank(), FRONTIER, calib, test, make_latency(), 3, 10, {})
     assert [(row["bank"], row["trees"]) for row in rows] == [("pareto", 3), ("complementary", 2), ("complementary", 3)]
     assert all(row["oracle_over_static"] >= row["test_over_static"] for row in rows)
     assert rows[1]["calib_over_static"] > 0  # the fixture's stretches are worth switching for
@@ -146,11 +151,11 @@ def parts() -> list[dict]:
         policies = {name: fitted(kind, name) for name, kind in
                     (("ar", "ar"), ("entmtp_star", "star"), ("entmtp_tau", "tau"))}  # fmt: skip
         rows = headroom_rows(
-            task, policies, bank, FRONTIER, test, make_latency(), timed(task), {"bootstrap": 50, "seed": 0}
+            task, policies, bank, FRONTIER, test, make_latency(), timed(task), {"bootstrap": 50, "seed": 0}, {}
         )
         tables = [signals.step_table(trace, frame_of(trace), TREES[2]) for trace in (calib, test)]
         made.append({"task": task, "policies": rows, "banks": banks.bank_rows(task, bank, FRONTIER, calib, test,
-                     make_latency(), 2, 10), "ceiling": [CEILING | {"task": task}],
+                     make_latency(), 2, 10, {}), "ceiling": [CEILING | {"task": task}],
                      "signals": signals.signal_rows(task, *tables),
                      "forwards": forward_counts(task, FRONTIER, calib)})  # fmt: skip
     return made
@@ -166,6 +171,7 @@ def test_headroom_rows_and_the_record_of_all_tasks():
     bound = oracle(test, TREES, STEP_MS).tokens_per_s / replayed_speed(fitted("star"), bank, test, make_latency()) - 1
     assert tau["oracle_headroom"] == pytest.approx(bound)
     assert tau["frontier_headroom"] >= tau["oracle_headroom"]
+    assert tau["frontier_headroom"] >= tau["hindsight_headroom"] >= -1e-12  # the star is one of the trees
     assert tau["captured"] == pytest.approx((tau["replayed_over_static"] - 1) / tau["oracle_headroom"])
     assert plain["captured"] < 0
     record = combine(made, [], [part["forwards"] for part in made], {"date": "today"})
@@ -192,7 +198,7 @@ def test_shares_and_missing_policies():
     assert share(12.0, 10.0, 14.0) == 0.5
     assert share(10.0, 10.0, 10.0) is None
     with pytest.raises(EntmtpError, match="needs the policy entmtp_star"):
-        headroom_rows("t", {}, make_bank(), FRONTIER, make_trace(), make_latency(), timed("t"), {})
+        headroom_rows("t", {}, make_bank(), FRONTIER, make_trace(), make_latency(), timed("t"), {}, {})
 
 
 def test_forwards_of_the_paper_are_counted_by_replay():

@@ -1,9 +1,12 @@
 """Latency table, predicted and measured throughput, short list and bank."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from entmtp.calibration.latency import measure_latency
+from entmtp.calibration.latency import _live, _schedulers, measure_latency
 from entmtp.calibration.latency_table import LatencyTable
 from entmtp.calibration.replay import PromptTrace, Trace, self_rollout
 from entmtp.calibration.throughput import choose_shortlist, measure, predict, timing_prompts
@@ -63,7 +66,8 @@ def test_measured_table_has_its_shape_and_round_trips(tiny, drafters, prompts, a
     assert np.shape(latency.propose_ms) == (4, 2)
     assert min(*latency.forward_ms, *np.ravel(latency.propose_ms), latency.plain_ms) > 0
     assert latency.overhead_ms >= 0
-    expected = latency.propose_ms[0][0] + latency.forward_ms[0] + latency.overhead_ms
+    assert value["signal_ms"] == latency.signal_ms >= 0 and value["grow_ms"] == latency.grow_ms >= 0
+    expected = latency.propose_ms[0][0] + latency.forward_ms[0] + latency.overhead_ms + latency.signal_ms
     assert latency.step(Tree(()), 1) == pytest.approx(expected)
     # measuring leaves the decoder fit for use
     assert decoder.generate(prompts[0], Policy("t", [CHAIN]), DecodingConfig(max_new_tokens=9)).tokens
@@ -187,3 +191,45 @@ def test_timing_prompts_are_a_seeded_sample():
     assert chosen != timing_prompts(prompts, 6, 2)
     assert len({p["id"] for p in chosen}) == 6
     assert len(timing_prompts(prompts[:3], 6, 1)) == 3
+
+
+def test_what_choosing_takes_is_the_median_beyond_a_single_trees():
+    taken = {"static": [1e-6] * 3, "signal": [5e-6, 9e-6, 1.0], "grow": [3e-5] * 3}
+
+    def run(prompt, policy, decoding):
+        return SimpleNamespace(steps=[SimpleNamespace(scheduler_seconds=seconds) for seconds in taken[policy.name]])
+
+    decoder = SimpleNamespace(drafter=SimpleNamespace(depth=4, width=16), generate=run)
+    assert _schedulers(decoder, [5], DecodingConfig()) == pytest.approx({"signal_ms": 0.008, "grow_ms": 0.029})
+
+
+def test_the_overhead_is_what_forwards_and_heads_leave_of_live_steps():
+    """Chains of 1, 2 and 3 drafts cost 13.1, 16.2 and 20.3 ms by the table without any."""
+    latency = replace(table("hydra"), overhead_ms=0.0)
+    known = {1: 12 + 1.1, 2: 13 + 1.1 + 2.1, 3: 14 + 1.1 + 2.1 + 3.1}
+    extra = {1: 0.3, 2: 0.9, 3: 0.4}
+
+    def run(prompt, policy, decoding):
+        depth = policy.trees[0].num_nodes
+        seconds = (known[depth] + extra[depth]) / 1000
+        return SimpleNamespace(steps=[SimpleNamespace(seconds=seconds)] * 3)
+
+    plain = SimpleNamespace(steps=[SimpleNamespace(seconds=s) for s in (0.009, 0.010, 0.5)])
+    decoder = SimpleNamespace(drafter=SimpleNamespace(depth=3), generate=run, plain=lambda *_: plain)
+    assert _live(decoder, latency, [5], DecodingConfig()) == pytest.approx((10.0, 0.4))
+
+
+def test_what_a_scheduler_takes_for_itself_is_part_of_its_steps():
+    plain = table("hydra")
+    priced = replace(plain, signal_ms=0.25)
+    assert priced.step(CHAIN) == plain.step(CHAIN)
+    assert priced.step(CHAIN, 2) == pytest.approx(plain.step(CHAIN, 2) + 0.25)
+    assert priced.step(Tree(()), 0) == pytest.approx(plain.step(Tree(()), 0) + 0.25)
+
+
+def test_beyond_the_largest_size_the_last_slope_goes_on():
+    latency = table("hydra")  # 15 ms for 5 tokens, 19 for 9
+    assert latency.forward(9) == 19.0 and latency.forward(13) == 23.0
+    falling = LatencyTable([1, 5, 9], [11.0, 15.0, 14.0], [1], [[1.0]], 0.5, 10.0, "hydra")
+    assert falling.forward(20) == 14.0  # noise makes nothing cheaper
+    assert LatencyTable([1], [11.0], [1], [[1.0]], 0.5, 10.0, "hydra").forward(3) == 11.0

@@ -36,6 +36,7 @@ rule scheduling_task:
         growth=lambda wildcards: judged_growth([wildcards.task]),
         calib_growth=lambda wildcards: judged_growth([wildcards.task], "calib"),
         recalibrated=f"{RUN}/trees/{JUDGED_KIND}/{{task}}/recalibrated.json",
+        throughput=f"{RUN}/trees/{JUDGED_KIND}/{{task}}/throughput.json",
         latency=f"{RUN}/latency/{JUDGED_KIND}.json",
         bank=f"{RUN}/trees/{JUDGED_KIND}/{{task}}/bank.json",
         policies=lambda wildcards: [policy_path(wildcards.task, name) for name in JUDGED_POLICIES],

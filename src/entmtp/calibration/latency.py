@@ -1,7 +1,8 @@
 """Step-latency table: what a forward of n tokens and a draft-head evaluation of m rows cost on this machine.
 
 A step's cost is predicted as forward(n) + Σ_d propose_d(rows at depth d) + overhead, where the overhead (acceptance,
-commit, Python) is the median difference to live steps of a few trees.
+commit, Python) is the median difference to live steps of a few trees; and under a policy with a signal, or one that
+grows its trees, what the choice itself takes.
 """
 
 from statistics import median
@@ -12,11 +13,14 @@ import torch
 from entmtp.calibration.latency_table import LatencyTable
 from entmtp.config import DecodingConfig, LatencyConfig
 from entmtp.decoding.engine import Decoder
-from entmtp.policy.schedulers import Policy
+from entmtp.policy.growing import GrowingPolicy
+from entmtp.policy.schedulers import LadderPolicy, Policy
 from entmtp.target.cache import KVCache
-from entmtp.timing import cold_ms, median_ms
+from entmtp.timing import cold_ms, median_ms, waiting
 from entmtp.tree.compiled import CompiledTree
 from entmtp.tree.topology import Tree
+
+PROMPT = "Explain how a sailing boat moves against the wind."  # whose live steps show what the table leaves over
 
 
 @torch.inference_mode()
@@ -42,7 +46,7 @@ def measure_latency(decoder: Decoder, config: LatencyConfig, prompt: list[int], 
         "plain_ms": 0.0,
     }
     table["plain_ms"], table["overhead_ms"] = _live(decoder, LatencyTable.from_json(table), prompt, decoding)
-    return table
+    return table | _schedulers(decoder, prompt, decoding)
 
 
 @torch.inference_mode()
@@ -60,10 +64,12 @@ def forward_ms(target, cache: KVCache, config: LatencyConfig, mask_id: int | Non
             if mask_id is not None:
                 tokens[(n + 1) // 2 :] = mask_id
             positions = tree.depths + context
-            forward[row, column] = median_ms(
-                lambda: target.model.logits(target.model.hidden(tokens, positions, cache, tree.mask_slice(context))),  # noqa: B023
-                config.repeats,
-            )
+
+            def step() -> None:
+                rows = target.model.hidden(tokens, positions, cache, tree.mask_slice(context))  # noqa: B023
+                target.model.logits(rows)
+
+            forward[row, column] = median_ms(waiting(step, str(target.device)), config.repeats)
         cells = ", ".join(f"{n}: {ms:.1f} ms" for n, ms in zip(config.sizes, forward[row], strict=True))
         print(f"latency: context {context}: {cells}", flush=True)
     cache.reset()
@@ -83,7 +89,8 @@ def _propose_ms(drafter, depth: int, rows: int, hidden: torch.Tensor, repeats: i
         if depth > 1:
             _propose(drafter, depth - 1, 1, hidden)
 
-    return cold_ms(lambda: _propose(drafter, depth, rows, hidden), repeats, before=one_before)
+    evaluate = waiting(lambda: _propose(drafter, depth, rows, hidden), str(hidden.device))
+    return cold_ms(evaluate, repeats, before=one_before)
 
 
 def _propose(drafter, depth: int, rows: int, hidden: torch.Tensor) -> None:
@@ -93,6 +100,22 @@ def _propose(drafter, depth: int, rows: int, hidden: torch.Tensor) -> None:
         return
     paths = torch.zeros(rows, depth, dtype=torch.long, device=hidden.device)
     drafter.candidates(drafter.path_logits(depth, hidden, paths))
+
+
+def _schedulers(decoder: Decoder, prompt: list[int], decoding: DecodingConfig) -> dict[str, float]:
+    """signal_ms, grow_ms: what choosing takes by a signal, and by growing, beyond what a single tree's policy takes."""
+    drafter, one = decoder.drafter, Tree.of([(0,)])
+    policies = {
+        "": Policy("static", [one]),
+        "signal_ms": LadderPolicy("signal", [one, Tree.of([(0,), (1,)])], 0, min(2, drafter.depth), [0.5]),
+        "grow_ms": GrowingPolicy("grow", [], children=min(8, drafter.width), max_depth=drafter.depth),
+    }
+    taken = {}
+    for name, policy in policies.items():
+        steps = decoder.generate(prompt, policy, decoding).steps
+        taken[name] = 1000 * median(step.scheduler_seconds for step in steps) if steps else 0.0
+    alone = taken.pop("")
+    return {name: max(0.0, ms - alone) for name, ms in taken.items()}
 
 
 def _live(decoder: Decoder, table: LatencyTable, prompt: list[int], decoding: DecodingConfig) -> tuple[float, float]:

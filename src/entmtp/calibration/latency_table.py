@@ -7,6 +7,14 @@ import numpy as np
 from entmtp.tree.topology import Tree
 
 
+def _on_line(x: float, known: list[int], ms: list[float]) -> float:
+    """Beyond the largest size measured its last slope goes on (never downwards): more is not free there."""
+    if x > known[-1] and len(known) > 1:
+        slope = max(0.0, (ms[-1] - ms[-2]) / (known[-1] - known[-2]))
+        return float(ms[-1] + slope * (x - known[-1]))
+    return float(np.interp(x, known, ms))
+
+
 @dataclass
 class LatencyTable:
     """Milliseconds, as in `latency.json`; sizes in between are interpolated linearly."""
@@ -18,18 +26,20 @@ class LatencyTable:
     overhead_ms: float
     plain_ms: float  # one step of plain decoding
     arch: str
+    signal_ms: float = 0.0  # what a scheduler with a signal takes for itself, beyond a policy without: no head's time
+    grow_ms: float = 0.0  # and one that grows its trees
 
     def forward(self, n: int) -> float:
-        return float(np.interp(n, self.tokens, self.forward_ms))
+        return _on_line(n, self.tokens, self.forward_ms)
 
     def propose(self, depth: int, rows: int) -> float:
-        return float(np.interp(rows, self.rows, self.propose_ms[depth - 1]))
+        return _on_line(rows, self.rows, self.propose_ms[depth - 1])
 
     def step(self, tree: Tree, signal_depth: int | None = None) -> float:
         """Milliseconds of one step with `tree` under a policy that looks at the path value of `signal_depth`."""
         if tree.num_nodes == 0 and signal_depth is None:
             return self.plain_ms
-        ms = self.forward(tree.num_nodes + 1) + self.overhead_ms
+        ms = self.forward(tree.num_nodes + 1) + self.overhead_ms + (0.0 if signal_depth is None else self.signal_ms)
         if self.arch == "medusa":  # one evaluation of all heads serves every tree and every signal
             return ms + self.propose(1, 1)
         reused = signal_depth or 0
@@ -43,5 +53,6 @@ class LatencyTable:
     def from_json(cls, value: dict) -> "LatencyTable":
         return cls(
             value["forward"]["tokens"], value["forward"]["ms"], value["propose"]["rows"], value["propose"]["ms"],
-            value["overhead_ms"], value["plain_ms"], value["arch"],
+            value["overhead_ms"], value["plain_ms"], value["arch"], value.get("signal_ms", 0.0),
+            value.get("grow_ms", 0.0),
         )  # fmt: skip

@@ -215,7 +215,9 @@ def replay_uses(trace: Trace, policy: Policy) -> NDArray[np.int64]:
     """
     lengths = trace.lengths(policy.trees)
     uses = np.zeros(len(policy.trees), dtype=np.int64)
-    if type(policy) is TauPolicy:
+    if type(policy) in (Policy, LadderPolicy) and policy.depth is None:  # always the same tree
+        uses[policy.start] = kernels.walk(lengths[policy.start], trace.bounds)[0]
+    elif type(policy) is TauPolicy:
         signal = trace.path_values(policy.depth)
         kernels.walk_tau(lengths, signal, trace.bounds, policy.tau_on, policy.tau_off, policy.start, uses)
     elif type(policy) is LadderPolicy:
@@ -224,8 +226,6 @@ def replay_uses(trace: Trace, policy: Policy) -> NDArray[np.int64]:
     elif isinstance(policy, CostAwarePolicy):
         chosen, _ = cost_aware_run(trace, policy)
         uses += np.bincount(chosen[chosen >= 0], minlength=len(uses))
-    elif type(policy) is Policy:
-        uses[policy.start] = kernels.walk(lengths[policy.start], trace.bounds)[0]
     else:
         for steps in replay_policy(trace, policy):
             for step in steps:

@@ -153,9 +153,11 @@ def step_latency(latency: dict[str, dict], throughput: ByHeadsTask, steps: pd.Da
                 live_marks = {"mfc": "none", "mec": colours[i], "ms": 9, "mew": 1.5}
                 left.plot(live["nodes"], live["ms"], MARKERS[i], **live_marks, label=f"{name} step, bench median")
                 largest = max(largest, int(live["nodes"].max()))
-            for depth, ms in enumerate(table["propose"]["ms"], 1):
+            together = table.get("arch") == "medusa"  # one evaluation of all heads
+            for depth, ms in enumerate(table["propose"]["ms"][:1] if together else table["propose"]["ms"], 1):
                 style = ["-", "--", "-.", ":"][(depth - 1) % 4]
-                right.plot(table["propose"]["rows"], ms, style, ms=4, **marks, label=f"{name} head {depth}")
+                label = f"{name}, all heads" if together else f"{name} head {depth}"
+                right.plot(table["propose"]["rows"], ms, style, ms=4, **marks, label=label)
         nodes_axis(left, largest)
         left.set(xlabel="tree nodes (root excluded)", ylabel="ms", title="step")
         right.set(xlabel="rows (nodes with children)", ylabel="ms", title="draft head")

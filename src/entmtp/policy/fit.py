@@ -207,6 +207,8 @@ class _Fitter:
             if abs(new_rate - rate) < 1e-12:
                 break
             rate = new_rate
+        if len(set(assignment.tolist())) == 1:  # one tree whatever the signal says: none is computed
+            return [{"depth": None, "thresholds": [], "trees": [trees[int(assignment[0])]], "start": 0}]
         # a tree that no bin uses gets an empty interval: its two thresholds coincide
         edges = [*edges.tolist(), float("inf")]
         thresholds = [

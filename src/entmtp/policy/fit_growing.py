@@ -37,9 +37,12 @@ class GrowthFitter:
     def __init__(self, trace: GrowthTrace, latency: LatencyTable, max_nodes: int, scale: float = 1.0):
         self.trace, self.max_nodes = trace, max_nodes
         depth = int(trace.depth.max())
-        self.step_ms = scale * np.array([latency.forward(n + 1) + latency.overhead_ms for n in range(max_nodes + 1)])
+        own = latency.overhead_ms + latency.grow_ms
+        self.step_ms = scale * np.array([latency.forward(n + 1) + own for n in range(max_nodes + 1)])
         rows = range(1, trace.beam + 1)
         self.propose_ms = scale * np.array([[0.0] + [latency.propose(d, r) for r in rows] for d in range(1, depth + 1)])
+        if latency.arch == "medusa":  # one evaluation of all heads serves every depth
+            self.propose_ms[1:] = 0.0
         self.tokens = int(trace.bounds[-1]) - (len(trace.bounds) - 1)  # a text's last token needs no step
         self.base = GrowingPolicy("", [], beam=trace.beam, children=trace.children, max_depth=depth, nodes=max_nodes)
 
@@ -65,11 +68,12 @@ class GrowthFitter:
                              calibration=calibration)  # fmt: skip
             for _ in range(rounds):
                 speed = self.speed(policy, expected)
+                # expectations are not the truth: the last rate need not be the best; of equals it is the speed itself
+                if speed > best_speed or (best is not None and speed == best_speed and expand == best.expand):
+                    best, best_speed = policy, speed
                 if abs(speed - policy.rate) < 1e-9:
                     break
                 policy = replace(policy, rate=speed)
-            if speed > best_speed:
-                best, best_speed = policy, speed
         return best
 
     def _sizes(self) -> NDArray[np.int64]:

@@ -9,11 +9,15 @@ NEEDS = {
     "ar": (),
     "static": ("tree",),
     "star": ("trees", "start"),
-    "ladder": ("trees", "start", "depth", "thresholds"),
+    "ladder": ("trees", "start", "thresholds"),  # without a depth: one tree, and no signal
     "tau": ("trees", "start", "depth", "tau_on", "tau_off"),
+    "cost_aware": ("trees", "start", "cost_aware"),
+    "adaptive": ("trees", "start", "cost_aware"),
+    "bandit": ("trees", "bandit"),
     "dynamic": ("growing",),
     "marginal": ("growing",),
 }
+COST_AWARE_NEEDS = ("floor", "curves", "step_ms", "rate", "accepted", "window", "memory")
 GROWING_NEEDS = ("nodes", "beam", "children", "max_depth", "expand", "rate", "step_ms", "calibration")
 
 
@@ -41,6 +45,7 @@ def _calibration(value: Any) -> bool:
     edges, values = value["edges"], value["values"]
     return (
         _list_of(_numbers, edges)
+        and all(row == sorted(row) for row in edges)
         and _list_of(_numbers, values)
         and [len(row) for row in values] == [len(row) + 1 for row in edges]
     )
@@ -59,6 +64,46 @@ def _growing(value: Any) -> bool:
     return is_number(value["rate"]) and enough and calibrated
 
 
+def _positive(value: Any) -> bool:
+    return is_number(value) and value > 0
+
+
+def _curve(value: Any) -> bool:
+    """A signal's name, ascending knots, and a value a tree and knot (as many as knots: `Curve` says)."""
+    return (
+        isinstance(value, dict)
+        and set(value) == {"signal", "knots", "accepted"}
+        and isinstance(value["signal"], str)
+        and _numbers(value["knots"])
+        and _list_of(_numbers, value["accepted"])
+    )
+
+
+def _cost_aware(value: Any) -> bool:
+    if not isinstance(value, dict) or not set(COST_AWARE_NEEDS) <= set(value):
+        return False
+    whole = [value["window"], *([] if value["memory"] is None else [value["memory"]])]
+    return (
+        _numbers(value["floor"])
+        and _list_of(_curve, value["curves"])
+        and _list_of(_positive, value["step_ms"])
+        and _positive(value["rate"])
+        and is_number(value["accepted"])
+        and value["accepted"] >= 0
+        and all(is_count(number) and number > 0 for number in whole)
+    )
+
+
+def _bandit(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and set(value) == {"explore", "step_ms"}
+        and is_number(value["explore"])
+        and value["explore"] >= 0
+        and _list_of(_positive, value["step_ms"])
+    )
+
+
 FITS = {
     "policy": lambda value: isinstance(value, str),
     "kind": lambda value: isinstance(value, str),
@@ -71,6 +116,8 @@ FITS = {
     "trees": lambda value: _list_of(is_count, value),
     "start": lambda value: value is None or is_count(value),
     "growing": lambda value: value is None or _growing(value),
+    "cost_aware": lambda value: value is None or _cost_aware(value),
+    "bandit": lambda value: value is None or _bandit(value),
 }
 
 
@@ -84,6 +131,8 @@ def check_stored(value: Any, path: Path) -> dict:
     for key in NEEDS.get(value["kind"], ()):
         if value.get(key) is None or (key == "trees" and not value[key]):
             raise EntmtpError(f"{path}: a policy of kind {value['kind']} needs '{key}'; fit it again")
+    if value["kind"] == "ladder" and value["thresholds"] and value.get("depth") is None:
+        raise EntmtpError(f"{path}: thresholds need the 'depth' of their path value; fit it again")
     if value.get("trees") and (value.get("start") or 0) >= len(value["trees"]):
         raise EntmtpError(f"{path}: starts with tree {value['start']} of {len(value['trees'])}; fit it again")
     return {"trees": [], "growing": None, **value}

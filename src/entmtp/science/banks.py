@@ -8,17 +8,18 @@ from entmtp.calibration.latency_table import LatencyTable
 from entmtp.calibration.oracle import oracle
 from entmtp.calibration.replay import Trace, self_rollout
 from entmtp.config import PolicyConfig
-from entmtp.policy.fit import fit_policy, replayed_speed, step_times
+from entmtp.policy.fit import fit_policy, replayed_speed
+from entmtp.science.headroom import Timed, step_prices
 from entmtp.tree.bank import Bank, BankTree
 from entmtp.tree.topology import Tree
 
 LADDER = PolicyConfig(name="ladder", kind="ladder")
 
 
-def priced(trees: list[Tree], trace: Trace, bank: Bank, latency: LatencyTable) -> list[BankTree]:
+def priced(trees: list[Tree], trace: Trace, bank: Bank, latency: LatencyTable, timed: Timed) -> list[BankTree]:
     """Trees as entries of a bank, on the clock of `bank`."""
     entries = []
-    for tree, step_ms in zip(trees, step_times(bank, latency, trees, None), strict=True):
+    for tree, step_ms in zip(trees, step_prices(bank, latency, trees, timed), strict=True):
         length = self_rollout(trace, tree).accept_length
         entries.append(BankTree(tree, length, 1000 * length / step_ms, step_ms))
     return entries
@@ -53,16 +54,17 @@ def _bank(entries: list[BankTree], like: Bank) -> Bank:
 
 
 def bank_rows(
-    task: str, bank: Bank, frontier: list[Tree], calib: Trace, test: Trace, latency: LatencyTable, size: int, tries: int
-) -> list[dict]:
+    task: str, bank: Bank, frontier: list[Tree], calib: Trace, test: Trace, latency: LatencyTable, size: int,
+    tries: int, timed: Timed,
+) -> list[dict]:  # fmt: skip
     """A row per bank (the paper's, then complementary ones of 2..`size` trees): its best ladder's replayed speed over
-    the static optimum on both splits, and the bank's oracle on the test texts."""
-    entries = priced([Tree(()), *frontier], calib, bank, latency)
+    the run's static optimum (the bank's star) on both splits, and the bank's oracle on the test texts."""
+    entries = priced([Tree(()), *frontier], calib, bank, latency, timed)
     banks = complementary(shortlist(entries, tries), calib, latency, size, bank)
-    own = _bank(priced([entry.tree for entry in bank.trees], calib, bank, latency), bank)
+    own = _bank(priced([entry.tree for entry in bank.trees], calib, bank, latency, timed), bank)
     named = [("pareto", own), *(("complementary", made) for made in banks[1:])]
-    alone = {"policy": "star", "kind": "star", "trees": [0], "depth": None}
-    static = {split: replayed_speed(alone, banks[0], trace, latency) for split, trace in _splits(calib, test)}
+    alone = {"policy": "star", "kind": "star", "trees": [bank.star], "depth": None}
+    static = {split: replayed_speed(alone, bank, trace, latency) for split, trace in _splits(calib, test)}
     rows = []
     for name, made in named:
         fitted = fit_policy(LADDER, made, calib, latency)

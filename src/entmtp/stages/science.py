@@ -17,7 +17,7 @@ def scheduling_task(inp, out, params) -> None:
     from entmtp.science.banks import bank_rows
     from entmtp.science.ceiling import ceiling_row
     from entmtp.science.cost import forward_counts
-    from entmtp.science.headroom import headroom_rows
+    from entmtp.science.headroom import headroom_rows, timed_steps
     from entmtp.science.signals import signal_rows, step_table
     from entmtp.tree.bank import Bank
 
@@ -28,12 +28,13 @@ def scheduling_task(inp, out, params) -> None:
     if inp.growth:
         traces["test"].growth, traces["calib"].growth = load_growth(inp.growth[0]), load_growth(inp.calib_growth[0])
     fitted = {Path(path).stem: read_json(path) for path in inp.policies}
+    timed = timed_steps(read_json(inp.throughput)) if bank.basis == "measured" else {}  # one clock
     policies = headroom_rows(task, fitted, bank, frontier, traces["test"], latency, read_parquet(inp.bench),
-                             {"bootstrap": params["bootstrap"], "seed": params["seed"]})  # fmt: skip
+                             {"bootstrap": params["bootstrap"], "seed": params["seed"]}, timed)  # fmt: skip
     print(f"{task}: the oracle over the bank gains {100 * policies[0]['oracle_headroom']:.1f}% over the best static "
           f"tree, over {len(frontier)} trees {100 * policies[0]['frontier_headroom']:.1f}%", flush=True)  # fmt: skip
     banks = bank_rows(task, bank, frontier, traces["calib"], traces["test"], latency, params["bank_size"],
-                      params["bank_tries"])  # fmt: skip
+                      params["bank_tries"], timed)  # fmt: skip
     ceilings = [ceiling_row(task, policy, bank, traces["calib"], traces["test"], latency)
                 for policy in fitted.values() if policy["kind"] == "marginal"]  # fmt: skip
     reference = fixed_tree(traces["calib"].depth, traces["calib"].width)
