@@ -10,6 +10,7 @@ from entmtp.decoding.engine import make_chooser
 from entmtp.decoding.sampling import Chooser
 from entmtp.evaluation.bench import make_row
 from entmtp.evaluation.checks import choice_margin, lossless_verdicts, replay_verdict
+from entmtp.evaluation.replay_check import _verdict
 from entmtp.policy.schedulers import LadderPolicy, Policy, TauPolicy
 from entmtp.tree.topology import Tree
 
@@ -231,3 +232,17 @@ def test_a_tree_of_the_wrong_heads_fails(traced, trees):
     policy = Policy("tau", [Tree.of([(rank,) for rank in range(16)])])
     rows = live_rows(traced("medusa"), policy)
     assert replay_verdict(traced("hydra").trace, policy, rows, 1e-6)["verdict"] == "fail"
+
+
+def test_a_text_that_a_tie_has_changed_is_left_out_and_counted(case, trees):
+    """Replay follows plain decoding's text; of another one it knows nothing."""
+    policy = tau_policy(trees)
+    rows = live_rows(case, policy)
+    reference = {row["prompt_id"]: list(row["tokens"]) for row in rows}
+    found = _verdict(case.trace, policy, rows, reference)
+    assert (found["verdict"], found["other_texts"], found["prompts"]) == ("equal", 0, len(rows))
+    other = edited(rows, 1, tokens=[*rows[1]["tokens"][:-1], 7], step_tree=[0], step_accepted=[0])
+    found = _verdict(case.trace, policy, other, reference)
+    assert (found["verdict"], found["other_texts"], found["prompts"]) == ("tie", 1, len(rows) - 1)
+    wrong = edited(other, 2, step_accepted=[9] * len(other[2]["step_accepted"]))
+    assert _verdict(case.trace, policy, wrong, reference)["verdict"] == "fail"

@@ -113,31 +113,52 @@ def replay_growth(trace: GrowthTrace, policy: GrowingPolicy, expected: NDArray[n
     return made
 
 
-def decision_margin(trace: GrowthTrace, policy: GrowingPolicy, i: int) -> float:
-    """How near the policy's closest decision at position i is to going the other way.
+# relative errors of a path probability: one evaluation and a batch of them differ by some 1e-6 to 1e-4
+ERRORS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 
-    Decisions: a parent against `expand`, the beam's last against the next, the last kept candidate against the first
-    left out, and for `marginal` the chosen size against every other in tokens worth.
-    """
+
+def decision_margin(trace: GrowthTrace, policy: GrowingPolicy, i: int) -> float:
+    """The relative error of path probabilities, to the next power of ten, that it takes for the policy to grow another
+    tree at position i; infinite where none does."""
+    return next((error for error in ERRORS if _unsettled(trace, policy, i, error)), float("inf"))
+
+
+def _unsettled(trace: GrowthTrace, policy: GrowingPolicy, i: int, error: float) -> bool:
+    """Whether errors up to `error` could change who is expanded, who is kept, or how many."""
     p, depth, parent = trace.probability[i].tolist(), trace.depth[i].tolist(), trace.parent[i].tolist()
-    margins, seen, frontier = [1.0], set(), [-1]
     chance = {-1: 1.0, **dict(enumerate(p))}
+    seen, frontier = set(), [-1]
+
+    def near(a: float, b: float) -> bool:
+        return abs(a - b) <= error * max(a, b)
+
     for level in range(1, policy.max_depth + 1):
-        margins += [abs(chance[node] - policy.expand) for node in frontier]
+        if any(near(chance[node], policy.expand) for node in frontier if node >= 0):
+            return True
         able = sorted((chance[node] for node in frontier if chance[node] >= policy.expand), reverse=True)
-        if len(able) > policy.beam:
-            margins.append(able[policy.beam - 1] - able[policy.beam])
+        if len(able) > policy.beam and near(able[policy.beam - 1], able[policy.beam]):
+            return True
         parents = set(policy.parents(frontier, chance))
         frontier = [c for c in range(len(p)) if depth[c] == level and parent[c] in parents]
         seen.update(frontier)
-    ranked = [c for c in trace.order[i].tolist() if c in seen]
-    candidates = [(p[c], depth[c]) for c in ranked[: policy.nodes]]
-    kept = policy.size(candidates)
-    if 0 < kept < len(ranked):
-        margins.append(p[ranked[kept - 1]] - p[ranked[kept]])
-    if policy.rate is not None:
-        worths = policy.worths(candidates)
-        margins += [abs(worths[kept] - other) for n, other in enumerate(worths) if n != kept]
-        edges = [edge for row in policy.calibration.edges for edge in row]
-        margins += [min((abs(p[c] - edge) for edge in edges), default=1.0) for c in ranked[: policy.nodes]]
-    return min(margins)
+    ranked = [(p[c], depth[c]) for c in trace.order[i].tolist() if c in seen]
+    kept = policy.size(ranked[: policy.nodes])
+    if 0 < kept < len(ranked) and near(ranked[kept - 1][0], ranked[kept][0]):
+        return True
+    return policy.rate is not None and _other_size(policy, ranked[: policy.nodes], kept, error)
+
+
+def _other_size(policy: GrowingPolicy, ranked: list[tuple[float, int]], kept: int, error: float) -> bool:
+    """Whether with the least or the most that each candidate may be worth another number of nodes is worth more.
+    Neighbours so near that they may change places share their bounds."""
+    accepted = policy.calibration.accepted if policy.calibration else lambda p, _: p
+    least = [accepted(p * (1 - error), d) for p, d in ranked]
+    most = [accepted(p * (1 + error), d) for p, d in ranked]
+    for a in range(len(ranked) - 1):
+        if ranked[a][0] - ranked[a + 1][0] <= error * ranked[a][0]:
+            least[a : a + 2] = [min(least[a : a + 2])] * 2
+            most[a : a + 2] = [max(most[a : a + 2])] * 2
+    price = [policy.rate * ms for ms in policy.step_ms]
+    larger = (sum(most[kept:n]) > price[n] - price[kept] for n in range(kept + 1, len(ranked) + 1))
+    smaller = (sum(least[n:kept]) <= price[kept] - price[n] for n in range(kept))
+    return any(larger) or any(smaller)

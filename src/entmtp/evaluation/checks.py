@@ -59,7 +59,8 @@ def replay_verdict(trace: Trace, policy: Policy, rows: list[dict], tie_gap: floa
 
     A differing num_accepted is a numerical tie when a draft logit of the true token lies within `tie_gap` of a
     rival's somewhere on the path; a differing tree when the live signal is replay's and the decision lies within
-    `tie_gap` of another tree (Policy.margin).
+    `tie_gap` of another tree (Policy.margin). Signals against thresholds, and probabilities of grown trees, are
+    products of probabilities: there `tie_gap` is relative.
     """
     runs = {
         prompt.prompt_id: (prompt, steps)
@@ -88,6 +89,7 @@ def replay_verdict(trace: Trace, policy: Policy, rows: list[dict], tie_gap: floa
             seen = policy.depth is not None  # without a signal there is nothing that rounds
             apart = abs(step.signal - row["step_signal"][at]) if seen else float("inf")
             what, distance = "tree", max(margin_at(prompt, policy, replayed, at), apart)
+            distance /= max(step.signal, 1e-12) if policy.edges else 1.0
         else:
             depth = max(live[at][1], expected[at][1]) + 1
             distance = float(prompt.gaps[step.position, :depth].min())
