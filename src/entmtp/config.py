@@ -144,7 +144,7 @@ def compose(overrides: list[str]) -> Config:
 
 def _sources() -> list:
     """What a composed configuration follows from, beside the overrides."""
-    files = [PACKAGE / "settings.py", *sorted(CONF.rglob("*.yaml"))]
+    files = [PACKAGE / "settings.py", PACKAGE / "config.py", *sorted(CONF.rglob("*.yaml"))]
     read = [["/".join(path.parts[-2:]), path.read_text(errors="replace")] for path in files]
     return [read, hydra.__version__, omegaconf_version]
 

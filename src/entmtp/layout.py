@@ -1,14 +1,43 @@
 """Where the things of a run lie, and the configuration of one task or kind of heads: neither torch nor models."""
 
+import re
 from pathlib import Path
+from typing import Any
 
-from entmtp.config import Config, HeadsConfig, TargetConfig, check_choice, compose
+from entmtp.config import Config, HeadsConfig, TargetConfig, TaskConfig, check_choice, compose
 from entmtp.errors import EntmtpError
+
+
+def split_overrides(given: Any) -> list[str]:
+    """Overrides of one command-line argument, at the spaces outside quotes; quotes stay, they are Hydra's.
+
+    Snakemake reads the value of `--config overrides=…` as YAML, which takes a text with ": " in it for a mapping.
+    """
+    text = ": ".join(*given.items()) if isinstance(given, dict) and len(given) == 1 else str(given or "")
+    parts = re.findall(r"""(?:[^\s'"]|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")+""", text)
+    whole = "".join("".join(parts).split()) == "".join(text.split())
+    return parts if whole else text.split()  # a quote that is never closed: Hydra says so
 
 
 def group_overrides(group: str, name: str, extra: dict) -> list[str]:
     """Hydra overrides that choose `name` in a group and apply what the experiment changes in it."""
-    return [f"{group}={name}", *(f"{group}.{key}={value}" for key, value in extra.items())]
+    adds = {
+        key: "++" if isinstance(value, dict) else "" for key, value in extra.items()
+    }  # mappings are closed to Hydra
+    return [f"{group}={name}", *(f"{adds[key]}{group}.{key}={literal(value)}" for key, value in extra.items())]
+
+
+def literal(value: Any) -> str:
+    """A value in Hydra's override grammar: strings quoted, so that braces, spaces and commas are only themselves."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{literal(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(literal, value)) + "]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):  # the grammar knows backslashes before a quote, and at the end, only
+        return "'" + re.sub(r"(\\*)('|\Z)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), value) + "'"
+    return str(value)
 
 
 def compose_task(config: Config, overrides: list[str], task: str) -> Config:
@@ -53,3 +82,15 @@ def multi_token_folder(config: Config, run: str | Path) -> Path:
     if config.mtp.source == "adapter":
         return Path(run) / "mtp" / config.mtp.name
     return target_folder(config.mtp, config.resources)
+
+
+def prompt_file(config: TaskConfig, resources: str | Path) -> Path | None:
+    """The JSONL file that a task's prompts are rows of; None for other sources."""
+    if config.source not in ("file", "shipped") or not config.file:
+        return None
+    return Path(config.file) if config.source == "file" else Path(resources) / "prompts" / config.file
+
+
+def existing(*paths: str | Path | None) -> list[str]:
+    """Those of these files that are there: what a rule follows from. Where one is missing, the job says so itself."""
+    return [str(path) for path in paths if path and Path(path).is_file()]

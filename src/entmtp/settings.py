@@ -189,8 +189,7 @@ class SearchConfig:
     max_nodes: int = 64
     max_children: int = 10
     depths: list[int] = field(default_factory=lambda: [1, 2, 3, 4])
-    budgets: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64])
-    rollout_prompts: int = 4  # prompts that the live engine and the live check of recalibration use
+    rollout_prompts: int = 4  # prompts that the engine `rollout` decodes
 
 
 @dataclass
@@ -235,7 +234,6 @@ class PolicyConfig:
     folds: int = 5  # of the cross-validation over calibration prompts that chooses
     memory: int | None = None  # adaptive: steps that its corrections look back on; null: chosen
     explore: float = 0.2  # bandit: how much an untried tree is favoured
-    label: str | None = None
 
 
 @dataclass
@@ -243,7 +241,6 @@ class BenchConfig:
     warmup_tokens: int = 24
     bootstrap: int = 2000
     tie_margin: dict[str, float] = field(default_factory=lambda: {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1})
-    paper: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

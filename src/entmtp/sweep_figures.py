@@ -20,19 +20,26 @@ BAR = "tokens/s (× the best static tree)"
 STAR = {"marker": "*", "color": "crimson", "markeredgecolor": "white", "linestyle": "none"}
 
 
+# rows that differ in one of these are not compared: replayed and live speeds, or two splits, are different quantities
+APART = ("task", "policy", "experiment", "engine", "split")
+
+
+def apart(frame: "pd.DataFrame") -> list[str]:
+    return [key for key in APART if key in frame]
+
+
 def over_best(frame: "pd.DataFrame") -> "pd.Series":
-    """Each row's tokens/s over the best of its task and policy; NaN where it was skipped."""
-    return frame["tokens_per_s"] / frame.groupby(["task", "policy"])["tokens_per_s"].transform("max")
+    """Each row's tokens/s over the best of its task, policy, experiment, engine and split; NaN where it was skipped."""
+    return frame["tokens_per_s"] / frame.groupby(apart(frame), dropna=False)["tokens_per_s"].transform("max")
 
 
 @dataclass(frozen=True)
 class ThresholdGrid:
-    """Rows of one task and policy that have both thresholds.
+    """Rows of one task, policy, experiment, engine and split that have both thresholds.
 
     `speed` (tokens/s) and `over_star` (its ratio to the best static tree) are tables by -tau_off (rows) and tau_on
     (columns): rows are negated, so that thresholds grow upwards in a figure. A pair that was skipped (tau_off > tau_on)
-    or not tried is NaN. Rows that differ in something else too (depth, experiment, …) share a cell, which then holds
-    the best of them.
+    or not tried is NaN. Rows that differ in something else too (the depth) share a cell, which then holds the fastest.
     """
 
     task: str
@@ -44,7 +51,10 @@ class ThresholdGrid:
         return f"{self.task}, {self.policy} ({self.rows['engine'].iloc[0]}, {self.rows['split'].iloc[0]} split)"
 
     def _table(self, key: str) -> "pd.DataFrame":
-        rows = self.rows.assign(tau_off=-self.rows["tau_off"])
+        fastest = self.rows.sort_values("tokens_per_s", na_position="first").drop_duplicates(
+            ["tau_on", "tau_off"], keep="last"
+        )
+        rows = fastest.assign(tau_off=-fastest["tau_off"])
         return rows.pivot_table(values=key, index="tau_off", columns="tau_on", aggfunc="max", dropna=False)
 
     @cached_property
@@ -71,9 +81,9 @@ class ThresholdGrid:
 
 
 def threshold_grids(frame: "pd.DataFrame") -> Iterator[ThresholdGrid]:
-    """For each task and policy of a sweep's rows that has thresholds and at least one pair that ran."""
+    """For each task, policy, experiment, engine and split of a sweep's rows that has thresholds and a pair that ran."""
     rows = frame.dropna(subset=["tau_on", "tau_off"])
-    for (task, policy), group in rows.groupby(["task", "policy"], sort=False):
+    for (task, policy, *_), group in rows.groupby(apart(rows), sort=False, dropna=False):
         if group["tokens_per_s"].notna().any():
             yield ThresholdGrid(task, policy, group)
 
@@ -92,11 +102,11 @@ def describe_optima(frame: "pd.DataFrame") -> list[str]:
 
 
 def heat_maps(frame: "pd.DataFrame", folder: Path, plot: Any) -> list[Path]:
-    """`heatmap_<task>.png` for every grid, with the policy in the name where the sweep has several."""
-    grids = list(threshold_grids(frame))
-    many, paths = len({grid.policy for grid in grids}) > 1, []
+    """`heatmap_<task>.png` for every grid; the name has whatever else keeps grids apart where the sweep has several."""
+    grids, paths = list(threshold_grids(frame)), []
+    named = [key for key in apart(frame)[1:] if len({grid.rows[key].iloc[0] for grid in grids}) > 1]
     for grid in grids:
-        paths.append(folder / f"heatmap_{grid.task}{f'_{grid.policy}' if many else ''}.png")
+        paths.append(folder / f"heatmap_{'_'.join([grid.task, *(str(grid.rows[key].iloc[0]) for key in named)])}.png")
         with atomic(paths[-1]) as partial:
             heat_map(grid).savefig(partial, dpi=plot.dpi, format="png")
     return paths

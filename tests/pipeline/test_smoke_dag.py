@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 
 import pandas as pd
 
@@ -52,6 +54,14 @@ def test_interrupted_bench_resumed_and_lost_nothing(smoke):
     assert all(len(frame) == 3 * len(POLICIES) for frame in frames)
     timed_now = log.count("tokens/s so far") - log.count("[throughput")
     assert timed_now < 2 * 3 * len(POLICIES), "the resumed run timed every prompt again"
+    kept = [json.loads(line) for line in (smoke / "kept.jsonl").read_text().splitlines()]
+    rows = {(row["task"], row["policy"], row["prompt_id"]): row for frame in frames for row in frame.to_dict("records")}
+    whole = Counter(row["prompt_id"] for row in kept)  # a prompt that was cut is timed again, for all policies
+    kept = [row for row in kept if whole[row["prompt_id"]] == len(POLICIES)]
+    assert len(kept) >= len(POLICIES)
+    for row in kept:
+        now = rows[row["task"], row["policy"], row["prompt_id"]]
+        assert (now["decode_s"], list(now["tokens"])) == (row["decode_s"], row["tokens"])
     assert not list((smoke / "results/smoke/bench").glob("*.journal.jsonl"))
 
 
@@ -69,9 +79,14 @@ def test_plot_colour_reruns_no_decoding(smoke):
         assert f"rule {rule}:" not in text, rule
 
 
-def test_changed_threshold_reruns_the_policy_and_the_bench(smoke):
+def test_a_changed_threshold_reruns_the_policy_and_the_bench(smoke):
+    text = snakemake(smoke, "--dry-run", overrides="policy.tau_on=0.3").stdout
+    assert "rule policy:" in text and "rule bench:" in text and "rule traces:" not in text and "rule bank:" not in text
+
+
+def test_another_warm_up_reruns_the_bench_only(smoke):
     text = snakemake(smoke, "--dry-run", overrides="bench.warmup_tokens=5").stdout
-    assert "rule bench:" in text and "rule traces:" not in text
+    assert "rule bench:" in text and "rule traces:" not in text and "rule policy:" not in text
 
 
 def test_resolved_config_is_beside_the_results(smoke):
@@ -121,4 +136,6 @@ def test_tracking_wrote_offline_runs(smoke):
 
 
 def test_no_absolute_path_of_this_machine_in_summary(smoke):
-    assert str(ROOT) not in (smoke / "results/summary.json").read_text().replace(str(ROOT / "resources"), "")
+    text = (smoke / "results/summary.json").read_text().replace(str(ROOT / "resources"), "")
+    for path in (ROOT, smoke, Path(sys.prefix)):
+        assert str(path) not in text, path

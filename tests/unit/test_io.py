@@ -113,3 +113,12 @@ def test_journal_torn_in_its_first_line_starts_afresh(tmp_path, content):
     path.write_text(content)
     io.Journal(path, "job").append({"id": 0})
     assert io.Journal(path, "job").rows == [{"id": 0}]
+
+
+def test_a_folder_stays_until_its_successor_is_whole(tmp_path):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "old").write_text("x")
+    with pytest.raises(KeyError), io.folder_atomic(tmp_path / "m") as made:
+        (made / "new").write_text("y")
+        raise KeyError
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["m", "old"]

@@ -205,7 +205,7 @@ def test_snakemake_submits_and_watches_pods(cluster, tmp_path):
     assert "experiment: smoke" in (tmp_path / "results/smoke/config.yaml").read_text()
     job = json.loads((cluster / "entmtp-0.json").read_text())
     assert job["metadata"]["annotations"]["entmtp/rule"] == "resolved_config"
-    assert job["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "1", "memory": "16000M"}
+    assert job["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "1", "memory": "40000M"}
 
 
 def test_status_and_cancel(kubernetes, cluster):

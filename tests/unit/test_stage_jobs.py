@@ -96,3 +96,33 @@ def test_trees_of_a_frontier_are_read_in_order(tmp_path):
     paths = [[[0]], [[1], [0], [0, 0]]]
     write_json(tmp_path / "frontier.json", {"trees": [{"paths": tree, "score": 1.0} for tree in paths]})
     assert read_trees(str(tmp_path / "frontier.json")) == [Tree.of([(0,)]), Tree.of([(0,), (1,), (0, 0)])]
+
+
+@pytest.mark.parametrize("key", ["decoding", "dtype", "device", "kinds", "arms"])
+def test_rows_timed_under_other_circumstances_are_not_resumed(tmp_path, key):
+    from entmtp.stages.online import bench_identity
+
+    (tmp_path / "a").write_text("x")
+    base = dict.fromkeys(("decoding", "dtype", "device", "kinds", "arms"), "x")
+    same = bench_identity([tmp_path / "a"], base, 2)
+    assert same == bench_identity([tmp_path / "a"], dict(base), 2)
+    assert same != bench_identity([tmp_path / "a"], {**base, key: "y"}, 2)
+    assert same != bench_identity([tmp_path / "a"], base, 3)
+    (tmp_path / "a").write_text("y")
+    assert same != bench_identity([tmp_path / "a"], base, 2)
+
+
+def test_perplexity_is_judged_in_float32_whatever_the_run_decodes_in(monkeypatch):
+    from entmtp.stages import online
+
+    class Seen(Exception):
+        pass
+
+    def open_block(params, *_):
+        raise Seen(params["dtype"])
+
+    monkeypatch.setattr(online, "open_block", open_block)
+    monkeypatch.setattr("entmtp.tasks.read_prompts", lambda *_: [])
+    monkeypatch.setattr(online, "read_parquet", lambda _: __import__("pandas").DataFrame({"tokens": []}))
+    with pytest.raises(Seen, match="float32"):
+        online.perplexity(SimpleNamespace(prompts="p", bench="b"), None, {"dtype": "bfloat16", "task": "t"})

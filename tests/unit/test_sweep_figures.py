@@ -137,6 +137,24 @@ def test_a_figure_a_task_and_policy(tmp_path):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in made)
 
 
+def test_what_was_measured_in_other_ways_is_kept_apart(tmp_path):
+    """A replayed speed has no prefill, and calibration texts are no test texts: no cell holds the larger of two."""
+    live = grid().assign(engine="live", tokens_per_s=lambda rows: 0.8 * rows["tokens_per_s"])
+    test = grid().assign(split="test", tokens_per_s=lambda rows: 0.9 * rows["tokens_per_s"])
+    frame = pd.concat([grid(), live, test], ignore_index=True)
+    assert [table.best["tokens_per_s"] for table in threshold_grids(frame)] == pytest.approx([50.0, 40.0, 45.0])
+    assert over_best(frame).eq(1).sum() == 3
+    names = [path.name for path in heat_maps(frame, tmp_path, PlotConfig(dpi=40))]
+    assert names == ["heatmap_gsm8k_replay_calib.png", "heatmap_gsm8k_live_calib.png", "heatmap_gsm8k_replay_test.png"]
+
+
+def test_both_numbers_of_a_cell_are_of_its_fastest_row():
+    slow = grid().assign(depth=1, tokens_per_s=lambda rows: 0.5 * rows["tokens_per_s"],
+                         over_star=lambda rows: 9 * rows["over_star"])  # fmt: skip
+    (table,) = threshold_grids(pd.concat([grid().assign(depth=2), slow], ignore_index=True))
+    assert table.over_star.max(axis=None) == 50.0 / 40
+
+
 def test_gather_reads_what_jobs_left(tmp_path, capsys):
     with pytest.raises(EntmtpError, match="no job of this sweep wrote a row"):
         gather(tmp_path, PlotConfig(dpi=60))

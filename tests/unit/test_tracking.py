@@ -154,3 +154,18 @@ def test_a_bench_of_4000_steps_takes_seconds(tmp_path):
     begin = time.process_time()  # not wall time: the machine may be busy
     track_bench(TrackingConfig(dir=str(tmp_path)), "gsm8k", rows, [], [], RUN_CONFIG)
     assert time.process_time() - begin < 10, "about 2 s"
+
+
+def test_the_tokens_of_a_tie_stay_at_home(tmp_path):
+    from entmtp.io import write_json
+    from entmtp.stages.products import _without_tokens
+
+    tie = {"prompt_id": "p", "position": 3, "margin": 1e-4, "expected": 17, "got": 99}
+    check = {"task": "t", "policies": {"tau": {"verdict": "tie", "prompts": 1, "differences": [tie]}}}
+    write_json(tmp_path / "lossless/t.json", check)
+    sent = json.loads(_without_tokens(tmp_path / "lossless/t.json"))
+    assert sent["policies"]["tau"]["differences"] == [{"prompt_id": "p", "position": 3, "margin": 1e-4}]
+    check["policies"]["tau"]["differences"] = []
+    for folder in ("lossless", "replay"):
+        write_json(tmp_path / folder / "u.json", check)
+        assert _without_tokens(tmp_path / folder / "u.json") == (tmp_path / folder / "u.json").read_bytes()

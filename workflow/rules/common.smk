@@ -6,7 +6,17 @@ from pathlib import Path
 from entmtp.config import compose, to_plain
 from entmtp.errors import EntmtpError
 from entmtp.io import check_writable
-from entmtp.layout import compose_heads, compose_task, heads_folder, multi_token_folder, run_folder, target_folder
+from entmtp.layout import (
+    compose_heads,
+    compose_task,
+    existing,
+    heads_folder,
+    multi_token_folder,
+    prompt_file,
+    run_folder,
+    split_overrides,
+    target_folder,
+)
 
 # Jobs get their memory in huge pages where the C library is glibc: decoding streams the weights at every step, and
 # looking up 4 KB pages costs a tenth of it and more (docs/LOG.md).
@@ -17,7 +27,7 @@ GROWING = ("dynamic", "marginal")
 
 
 def composed():
-    overrides = [f"experiment={config.get('experiment', 'quick')}", *str(config.get("overrides", "")).split()]
+    overrides = [f"experiment={config.get('experiment', 'quick')}", *split_overrides(config.get("overrides", ""))]
     cfg = compose(overrides)
     tasks = {
         task: compose_task(cfg, overrides, task).task for task in [*cfg.tasks, *cfg.heads_tasks, *cfg.distill.prompts]
@@ -26,6 +36,11 @@ def composed():
     used = {policy.heads for policy in policies.values() if policy.heads}
     kinds = sorted(used | {cfg.heads.name} | set(cfg.heads_trained))
     heads = {kind: compose_heads(cfg, overrides, kind) for kind in kinds}
+    unjudged = [task for task in cfg.tasks if cfg.confadapt.enabled and tasks[task].scoring is None]
+    if unjudged:
+        raise EntmtpError(
+            f"confadapt.enabled: task {unjudged[0]} has no task.scoring, and ConfAdapt is judged on tasks with known answers"
+        )
     return cfg, tasks, policies, heads
 
 
@@ -93,7 +108,7 @@ def heads_command():
     """What repeats the training, for the heads' card."""
     said = [f"experiment={CFG.experiment}"]
     if config.get("overrides"):
-        said.append(f'overrides="{config["overrides"]}"')
+        said.append(f'overrides="{" ".join(split_overrides(config["overrides"]))}"')
     return f"snakemake heads --cores all --config {' '.join(said)}"
 
 
@@ -138,6 +153,27 @@ def task_block(wildcards):
     return {key: value for key, value in to_plain(TASK_CFG[wildcards.task]).items() if key != "scoring"}
 
 
+def task_source(wildcards):
+    """The file of one's own, or a shipped one, that a task's prompts are rows of."""
+    return existing(prompt_file(TASK_CFG[wildcards.task], CFG.resources))
+
+
+def corpus_sources():
+    """The files whose prompts make head-training text, or are kept out of it."""
+    return existing(*(source.file for source in [*CFG.corpus.prompts, *CFG.corpus.exclude]))
+
+
+def kept_out():
+    """Prompts that heads must not learn from: the tasks', and those that judge the heads later where they are at hand."""
+
+    def missing(task):
+        source = prompt_file(TASK_CFG[task], CFG.resources)
+        return source is not None and not source.is_file()
+
+    judging = [task for task in CFG.heads_tasks if not missing(task)]
+    return [f"{RUN}/prompts/{task}.jsonl" for task in dict.fromkeys([*TASKS, *judging])]
+
+
 def second_method():
     """Products of self-distillation and ConfAdapt, where the experiment asks for them."""
     made = [f"{RUN}/confadapt.json", f"{RUN}/tracking/records/confadapt.json"]
@@ -165,6 +201,13 @@ def products():
 def block_rules():
     """How blocks are decoded; whether programs are executed afterwards is no reason to decode again."""
     return {key: value for key, value in PLAIN["confadapt"].items() if key != "execute_code"}
+
+
+def measured_config():
+    """The configuration without what changes no result of this DAG's timed part, so that it does not rerun that:
+    presentation, tracking, and whether programs are executed afterwards."""
+    left_out = ("plot", "tracking", "sweep", "replayed")
+    return {**{key: value for key, value in PLAIN.items() if key not in left_out}, "confadapt": block_rules()}
 
 
 def code_block(task):

@@ -6,6 +6,7 @@ rule distill_prompts:
     input:
         target=MODEL,
         prompts=per_task("prompts/{task}.jsonl"),
+        source=task_source,
     output:
         prompts=f"{RUN}/distill/prompts/{{task}}.jsonl",
     log:

@@ -21,6 +21,7 @@ if CFG.target.source != "folder":
 rule prompts:
     input:
         target=MODEL,
+        source=task_source,
     output:
         prompts=f"{RUN}/prompts/{{task}}.jsonl",
     log:

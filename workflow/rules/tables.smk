@@ -19,8 +19,7 @@ rule summary:
         policies=POLICIES,
         bench=PLAIN["bench"],
         tasks_config={task: to_plain(TASK_CFG[task]) for task in TASKS},
-        # presentation and tracking do not change a result, so that they do not rerun this either
-        config={key: value for key, value in PLAIN.items() if key not in ("plot", "tracking", "sweep", "replayed")},
+        config=measured_config(),
         threads=CFG.threads,
     script:
         "../scripts/summary.py"

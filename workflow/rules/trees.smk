@@ -49,7 +49,6 @@ rule recalibrate:
 rule latency:
     input:
         target=MODEL,
-        prompts=f"{RUN}/prompts/{TASKS[0]}.jsonl",
         heads=lambda wildcards: heads_config(wildcards.heads),
     output:
         latency=f"{RUN}/latency/{{heads}}.json",

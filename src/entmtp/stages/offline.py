@@ -111,11 +111,14 @@ def recalibrate(inp, out, params) -> None:
 
 
 def latency(inp, out, params) -> None:
-    from entmtp.calibration.latency import measure_latency
-    from entmtp.tasks import read_prompts
+    from entmtp.calibration.latency import PROMPT, measure_latency
+    from entmtp.target.load import load_tokenizer
+    from entmtp.tasks import encode
 
     config, decoding = from_plain(LatencyConfig, params["latency"]), from_plain(DecodingConfig, params["decoding"])
-    prompt = min(read_prompts(inp.prompts, "calib"), key=lambda row: abs(len(row["token_ids"]) - 150))["token_ids"]
+    # one of our own, not of the tasks: the table serves all of them, and another task's run must not measure it anew
+    tokenizer = load_tokenizer(Path(inp.target).parent, from_plain(TargetConfig, params["target"]).chat_template)
+    prompt = encode(tokenizer, [{"role": "user", "content": PROMPT}])
     need = max(max(config.contexts), len(prompt) + decoding.max_new_tokens) + max(config.sizes) + 16
     base, decoder = open_block(params, str(Path(inp.heads).parent), need)
     table = measure_latency(decoder, config, prompt, decoding)
@@ -146,6 +149,9 @@ def throughput(inp, out, params) -> None:
     base, decoder = open_block(params, str(Path(inp.heads).parent), capacity)
     exact = base.dtype_name == "float32" and decoding.mode != "typical"
     compared = stage.measure(decoder, rows, chosen, timed, short, params["task"], trace if exact else None)
+    if compared["different"]:  # no margins are looked at here: whether it is one, `check_replay` says
+        print(f"warning: {compared['different']} live runs took other steps than replay (numerical ties, or a defect)",
+              flush=True)  # fmt: skip
     write_json(out.throughput, {"task": params["task"], "heads": params["kind"], "replay_check": compared,
                                 "trees": rows})  # fmt: skip
 

@@ -8,6 +8,8 @@ from entmtp.stages.common import open_block, write_verdicts
 
 
 def bench(inp, out, params) -> None:
+    import torch
+
     from entmtp.evaluation.bench import bench_task
     from entmtp.heads.self_test import check_heads
     from entmtp.session import capacity_for, load_policy, open_decoder
@@ -25,11 +27,17 @@ def bench(inp, out, params) -> None:
         decoders[kind] = open_decoder(base, heads, folder, capacity)
         check_heads(base, decoders[kind].drafter, heads, folder)
     journal = Path(out.bench).with_suffix(".journal.jsonl")
-    identity = sha256_json([[sha256_file(path) for path in inp], params["decoding"], params["dtype"]])
+    identity = bench_identity(inp, params, torch.get_num_threads())
     rows = bench_task(params["task"], [entry[1] for entry in loaded.values()], decoders, policies, tests, decoding,
                       config, base.dtype_name, journal, identity)  # fmt: skip
     write_parquet(out.bench, rows)
     Journal(journal, identity).remove()
+
+
+def bench_identity(files, params, threads: int) -> str:
+    """Of what rows are timed under: an interrupted bench goes on under the very same only."""
+    said = [params[key] for key in ("decoding", "dtype", "device", "kinds", "arms")]
+    return sha256_json([[sha256_file(path) for path in files], said, threads])
 
 
 def check_lossless(inp, out, params) -> None:

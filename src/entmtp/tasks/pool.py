@@ -10,7 +10,8 @@ import numpy as np
 
 from entmtp.config import TaskConfig
 from entmtp.io import iter_jsonl
-from entmtp.tasks.sources import load_source, no_prompts, prompt_file, row_of_line, shared_id
+from entmtp.layout import prompt_file
+from entmtp.tasks.sources import load_source, no_prompts, row_of_line, shared_id
 
 
 def normalised(row: dict) -> tuple[tuple[str, str], ...]:

@@ -18,6 +18,7 @@ from typing import Any
 from entmtp.config import TaskConfig
 from entmtp.errors import EntmtpError
 from entmtp.io import iter_jsonl
+from entmtp.layout import prompt_file
 from entmtp.target.fetch import download_wheel
 from entmtp.tasks.synthetic import generate
 
@@ -240,13 +241,6 @@ def row_of_line(config: TaskConfig, path: Path, number: int, row: dict) -> dict 
     return {"id": prompt_id, "messages": messages, **answer, **category}
 
 
-def prompt_file(config: TaskConfig, resources: str | Path) -> Path | None:
-    """The JSONL file that a task's prompts are rows of; None for other sources."""
-    if config.source not in ("file", "shipped") or not config.file:
-        return None
-    return Path(config.file) if config.source == "file" else Path(resources) / "prompts" / config.file
-
-
 def _chosen(config: TaskConfig, row: dict, where: str) -> bool:
     """Whether a row belongs to the task's part of its file."""
     for key in (*config.where, *([config.half] if config.half else [])):
@@ -290,7 +284,8 @@ def _hub(config: TaskConfig, resources: Path) -> Iterator[dict]:
             # public chat logs do hold empty chats and chats without a user: nobody here can repair them
             unusable, last = unusable + 1, error
             continue
-        answer = {"answer": row["answer"]} if isinstance(row.get("answer"), str) and column != "answer" else {}
+        known = isinstance(row.get("answer"), str | int | float) and column != "answer"
+        answer = {"answer": str(row["answer"])} if known else {}
         yield {"id": f"{config.name}/{number}", "messages": _wrap(config, text), **answer}
     if unusable == len(table) and unusable:
         raise EntmtpError(f"{config.repo}: none of {unusable} rows holds a prompt; {last}")
