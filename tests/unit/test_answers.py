@@ -58,10 +58,25 @@ def test_the_final_number(text, number):
         ("contains", "Emma is 2 4 years old.", "24", False),
         ("contains", "candles", "candle", False),
         ("contains", "", "candle", False),
+        ("contains", "Sie wohnt in München.", "MÜNCHEN", True),
+        ("contains", "Она живёт в Москве", "Москва", False),
+        ("begins", "東京、日本", "東京", True),
+        ("begins", "大阪", "東京", False),
+        ("number", "She ate 3/4.", "0.75", True),
     ],
 )
 def test_scoring(scoring, text, answer, right):
     assert correct(scoring, text, answer) is right
+
+
+@pytest.mark.parametrize(
+    ("scoring", "answer", "said"),
+    [("number", "none", "has no number"), ("contains", "!?", "no word and no number"), ("begins", "", "no word")],
+)
+def test_an_answer_that_says_nothing_is_no_answer(scoring, answer, said):
+    """Otherwise every text, or none, would be right."""
+    with pytest.raises(EntmtpError, match=said):
+        correct(scoring, "any text 5", answer)
 
 
 def test_unknown_scoring_is_named():

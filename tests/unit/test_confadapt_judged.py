@@ -103,11 +103,13 @@ def test_verified_blocks_are_measured_against_the_model_whose_text_they_write():
 
 def test_lossless_policies_stand_beside_and_the_record_fits():
     bench = pd.DataFrame([{"policy": "ar", "prompt_id": p["id"], "tokens": [int(p["answer"])] * 3} for p in PROMPTS])
-    summary = [{"policy": "ar", "prompts": 4, "accept_length": 1.0, "tokens_per_s": 20.0, "lossless": "n/a",
+    summary = [{"policy": "ar", "prompts": 4, "new_tokens": 18, "steps": 8, "accept_length": 2.0,
+                "tokens_per_s": 20.0, "lossless": "n/a",
                 "over_ar": {"ratio": 1.0, "low": 1.0, "high": 1.0}, "ppl": 1.5}]  # fmt: skip
     rows = all_judged()
     rows += entmtp_rows(bench, summary, PROMPTS, TOKENIZER, "number")
     assert rows[-1]["accuracy"] == 1.0 and rows[-1]["method"] == "ar"
+    assert rows[-1]["tokens_per_forward"] == 18 / (8 + 4)  # the prefills are forwards, as blocks count them
     rows = [{"task": "t", **row} for row in rows]
     model = {"name": "distilled", "source": "distilled", "repo": None, "revision": None}
     record = {"rows": rows, "model": model, "training": {"distill": {}, "texts": 1, "curve": []}, "provenance": {}}

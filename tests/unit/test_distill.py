@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from entmtp.config import DistillConfig, TargetConfig
 from entmtp.distill.adapter import apply_adapter
 from entmtp.distill.lora import LoraLinear, MaskRow, add_lora, add_mask_row, merge
-from entmtp.distill.loss import before_first, distillation, predictions, text_loss
+from entmtp.distill.loss import Outcome, before_first, distillation, predictions, text_loss
 from entmtp.distill.mask_token import MASK, add_mask_token
 from entmtp.distill.packing import UNKNOWN, layout, pack
 from entmtp.distill.recipe import distil
@@ -281,7 +281,10 @@ def test_an_order_has_every_text_once_and_batches_of_like_lengths(student, teach
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"spacing": 99}, "no text has 99 tokens"), ({"checkpoint_every": 3}, "must be a multiple")],
+    [
+        ({"spacing": 99}, "no text is left .* fewer than 99 tokens of answer"),
+        ({"checkpoint_every": 3}, "must be a multiple"),
+    ],
 )
 def test_mistakes_are_named(student, teacher, options, message):
     with pytest.raises(EntmtpError, match=message):
@@ -301,3 +304,39 @@ def test_the_first_steps_ask_no_teacher(student, teacher, monkeypatch):
     one._update()
     with pytest.raises(TypeError):
         one._update()
+
+
+def test_a_checkpoint_of_other_texts_or_another_base_is_not_resumed(student, teacher):
+    """Under the same keys: a longer answer, another prompt, another model of the same shape."""
+    one = trainer(student, teacher)
+    again = SelfDistiller(one.student, texts(), one.config)
+    assert again.identity == one.identity
+    longer, asked = texts(), texts()
+    longer[0]["tokens"] = [*longer[0]["tokens"], 21]
+    asked[0]["prompt_ids"] = [*asked[0]["prompt_ids"], 6]
+    others = [SelfDistiller(one.student, rows, one.config).identity for rows in (longer, asked)]
+    others.append(SelfDistiller(one.student, texts(), one.config, base="llama-other").identity)
+    assert len({one.identity, *others}) == 4
+
+
+def test_no_block_comes_after_a_texts_stop(student, teacher):
+    """Of prompt 2, answer 20 21 22 and the stop: the last block may predict the stop, none may start from it."""
+    whole = trainer(student, teacher, spacing=1, blocks=9).student
+    whole.stop_ids = {2}
+    with_stop = whole.batch([[5, 6, 20, 21, 22, 2]], [2], 2, 0)
+    assert with_stop.text[with_stop.real][:, 0].tolist() == [20, 21, 22, 2]
+    without = whole.batch([[5, 6, 20, 21, 22, 23]], [2], 2, 0)
+    assert without.text[without.real][:, 0].tolist() == [20, 21, 22, 23, -1]
+
+
+def test_micro_batches_are_the_next_texts_their_gradient_is_a_mean_and_the_rate_is_applied(
+    student, teacher, monkeypatch
+):
+    one = trainer(student, teacher, 4, batch=2, accumulate=3, clip=1e9, warmup=3)
+    read, text, losses, parameter = [], one.text, iter([1.0, 2.0, 6.0]), one.parameters[0]
+    monkeypatch.setattr(one, "text", lambda number: read.append(number) or text(number))
+    monkeypatch.setattr(one.student, "learn", lambda batch, _: Outcome(next(losses) * parameter.sum(), 0.0, 1.0))
+    one._update()
+    assert read == list(range(6))
+    assert torch.allclose(parameter.grad, torch.full_like(parameter, 3.0))
+    assert one.optimizer.param_groups[0]["lr"] == one.learning_rate(0) < one.config.learning_rate

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from entmtp.config import DistillConfig, TargetConfig
 from entmtp.decoding.confadapt import BlockDecoder
 from entmtp.distill.adapter import is_adapter, load_adapted
-from entmtp.distill.loss import before_first
+from entmtp.distill.loss import against_teacher, before_first, one_of
 from entmtp.distill.mask_rows import cuts_of, pack_masks
 from entmtp.distill.mask_student import MaskStudent
 from entmtp.distill.packing import UNKNOWN
@@ -157,3 +157,47 @@ def test_precision_of_the_base_and_of_what_learns(tiny_folder):
     SelfDistiller(student, rows, replace(student.config, dtype="bfloat16"), "cpu")
     assert student.model.get_input_embeddings().weight.dtype == torch.bfloat16
     assert {parameter.dtype for parameter in student.parameters} == {torch.float32}
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("quantile", [0.3, 0.6])
+def test_depth_by_depth_is_the_loss_of_all_at_once(tiny_folder, soft, quantile):
+    """Same loss, same gradients, and what the figures say of the blocks that count; stops of the teacher among them."""
+    student = make_student(tiny_folder, soft=soft)
+    batch = pack_masks(TEXTS, CUTS, k=5)
+    with torch.no_grad():
+        context = student.read(batch)
+        said = student.said(batch, context)
+        judged = student.judged(batch, context, said.argmax(dim=-1))
+    # a stop that ends a block early, and a block that starts with it
+    student.stop_ids = {int(judged[3, 0].argmax()), int(batch.first[5])}
+    threshold = float(said.exp().amax(dim=-1).flatten().quantile(quantile)) * 1.0001
+    assert threshold < 0.9
+    outcomes, gradients = [], []
+    for limit in (threshold, None):
+        student.config.prefix_threshold = limit
+        if limit is None:  # the whole block at once, of which the prefix counts
+            said = student.said(batch, student.read(batch))
+            judged = student.judged(batch, student.read(batch), said.detach().argmax(dim=-1))
+            counting = ~one_of(batch.first, student.stop_ids)
+            outcome = against_teacher(said, judged, student.stop_ids, soft, threshold, counting, own=0)
+        else:
+            outcome = student.learn(batch, from_text=False)
+        for parameter in student.parameters:
+            parameter.grad = None
+        outcome.loss.backward()
+        outcomes.append(outcome)
+        gradients.append([parameter.grad.clone() for parameter in student.parameters])
+    assert float(outcomes[0].loss.detach()) == pytest.approx(float(outcomes[1].loss.detach()), rel=1e-5)
+    assert outcomes[0].agreement == pytest.approx(outcomes[1].agreement)
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+
+
+def test_blocks_none_of_which_counts_teach_nothing(tiny_folder):
+    student = make_student(tiny_folder, prefix_threshold=0.5)
+    batch = pack_masks(TEXTS[:1], CUTS[:1], k=3)
+    student.stop_ids = set(batch.first.tolist())
+    outcome = student.learn(batch, from_text=False)
+    assert float(outcome.loss.detach()) == 0.0 and (outcome.agreement, outcome.block) == (0.0, 1.0)
+    outcome.loss.backward()

@@ -56,8 +56,9 @@ def world(tmp_path_factory, tiny_folder, tiny):
     pd.DataFrame(made).to_parquet(root / "rows.parquet", index=False)
     plain = [{"policy": "ar", "prompt_id": name, "tokens": answer(name, True)} for name in tests]
     pd.DataFrame(plain).to_parquet(root / "bench.parquet", index=False)
-    row = {"task": "humaneval", "policy": "ar", "prompts": 4, "accept_length": 1.0, "tokens_per_s": 20.0,
-           "lossless": "n/a", "over_ar": {"ratio": 1.0, "low": 1.0, "high": 1.0}, "ppl": 1.5}  # fmt: skip
+    row = {"task": "humaneval", "policy": "ar", "prompts": 4, "new_tokens": 12, "steps": 8, "accept_length": 1.0,
+           "tokens_per_s": 20.0, "lossless": "n/a",
+           "over_ar": {"ratio": 1.0, "low": 1.0, "high": 1.0}, "ppl": 1.5}  # fmt: skip
     write_json(root / "summary.json", {"rows": [row]})
     write_json(root / "check.json", {"policies": {}})
     return SimpleNamespace(root=root, task=task, target=tiny_folder)

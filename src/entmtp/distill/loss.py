@@ -20,8 +20,9 @@ SURE = math.log(0.9)
 
 @dataclass
 class Outcome:
-    """`loss` to differentiate; how often the teacher agrees, and tokens a block that the student would commit at a
-    confidence of 0.9 (ConfAdapt's), both over the blocks that count."""
+    """`loss` to differentiate; how often the teacher agrees, over what counts; `block`: 1 and the masks in a row that
+    are at least 0.9 sure, of a block. That is what ConfAdapt would commit at this threshold wherever the block's first
+    prediction, the ordinary one, is as sure; it stops there where it is not."""
 
     loss: Tensor
     agreement: float

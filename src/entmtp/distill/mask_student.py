@@ -4,6 +4,7 @@ The text is read once, without gradients: its keys and values are the same for b
 and the teacher, at the same places, what the student said there.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -11,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from entmtp.config import DistillConfig
-from entmtp.distill.loss import Outcome, against_teacher, against_text, one_of
+from entmtp.distill.by_depth import Read, forced_by_depth
+from entmtp.distill.loss import SURE, Outcome, against_teacher, against_text, one_of
 from entmtp.distill.mask_rows import MaskBatch, cuts_of, pack_masks
-from entmtp.target.generic import Cache, additive, run_layers, text_context
+from entmtp.target.generic import Cache, additive, growing, run_layers, text_context
 from entmtp.target.mask_adapter import MaskAdapter
 
 
@@ -41,12 +43,16 @@ class MaskStudent:
     def learn(self, batch: MaskBatch, from_text: bool) -> Outcome:
         """As `loss.text_loss` or `loss.distillation`, of the masks' predictions."""
         context, counting = self.read(batch), ~one_of(batch.first, self.stop_ids)
+        threshold = self.config.prefix_threshold
+        if not from_text and threshold and threshold <= math.exp(SURE):
+            return forced_by_depth(batch, self._reader(growing(context), masks=True),
+                                   self._reader(growing(context), masks=False), counting, self.stop_ids,
+                                   self.config.soft, threshold)  # fmt: skip
         said = self.said(batch, context)
         if from_text:
             return against_text(said, batch.text, self.stop_ids, counting, own=0)
         judged = self.judged(batch, context, said.detach().max(dim=-1).indices)
-        soft, threshold = self.config.soft, self.config.prefix_threshold
-        return against_teacher(said, judged, self.stop_ids, soft, threshold, counting, own=0)
+        return against_teacher(said, judged, self.stop_ids, self.config.soft, threshold, counting, own=0)
 
     def read(self, batch: MaskBatch) -> Cache:
         """Keys and values of the batch's texts."""
@@ -55,6 +61,23 @@ class MaskStudent:
             vectors = self._embed(batch.ids)
             run_layers(self.model, vectors, positions, additive(batch.text_mask(), vectors.dtype), context)
         return context
+
+    def _reader(self, context: Cache, masks: bool) -> Read:
+        """Logits of further rows after `context`, which grows by them: of masks by the student, with gradients, or of
+        tokens by the original model."""
+        dtype, head = self._embedding.weight.dtype, self.model.get_output_embeddings()
+
+        def read(ids: Tensor | None, positions: Tensor, sees: Tensor, there: Tensor) -> Tensor:
+            vectors = self.adapter.row.to(dtype).expand(*positions.shape, -1) if masks else self._embed(ids)
+            self.adapter.rows.first = 0 if masks else None
+            try:
+                with torch.set_grad_enabled(masks):
+                    hidden = run_layers(self.model, vectors, positions, additive(sees[:, None], dtype), context)
+                    return F.linear(hidden[there], head.weight, head.bias)
+            finally:
+                self.adapter.rows.first = None
+
+        return read
 
     def said(self, batch: MaskBatch, context: Cache) -> Tensor:
         """Log-probabilities [n, k - 1, V] of what the masks say, with gradients."""

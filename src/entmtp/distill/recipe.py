@@ -49,7 +49,7 @@ def distil(
         parameters.append(add_mask_row(student, mask_id))
     stops = stop_ids(teacher, tokenizer)
     whole = WholeStudent(student, teacher, parameters, mask_id, stops, config)
-    history = SelfDistiller(whole, rows, config, device).run(checkpoint)
+    history = SelfDistiller(whole, rows, config, device, fingerprint(Path(base))).run(checkpoint)
     if config.lora_rank:
         adapter = Path(folder).with_name(f"{Path(folder).name}.adapter")
         save_adapter(lora_tensors(student), adapter, _format(base, config))
@@ -67,7 +67,7 @@ def _distil_masks(
     model = load_model(base, config.dtype, device)
     adapter = MaskAdapter(model, config.lora_rank, config.lora_alpha, config.seed)
     student = MaskStudent(model, adapter, stop_ids(model, load_tokenizer(base)), config)
-    history = SelfDistiller(student, rows, config, device).run(checkpoint)
+    history = SelfDistiller(student, rows, config, device, fingerprint(Path(base))).run(checkpoint)
     save_adapter(adapter.tensors(), folder, _format(base, config))
     return history
 

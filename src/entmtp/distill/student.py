@@ -51,10 +51,12 @@ class WholeStudent:
 
     def batch(self, texts: Sequence[list[int]], prompts: Sequence[int], k: int, shift: int) -> Batch:
         c = self.config
+        # no block after a text's stop token: decoding never gets there
+        lengths = [len(text) - (text[-1] in self.stop_ids) for text in texts]
         layouts = [
-            text_layout(prompt, len(text), k, c.spacing, shift, c.blocks)
-            or text_layout(prompt, len(text), k, c.spacing, 0, c.blocks)
-            for text, prompt in zip(texts, prompts, strict=True)
+            text_layout(prompt, length, k, c.spacing, shift, c.blocks)
+            or text_layout(prompt, length, k, c.spacing, 0, c.blocks)
+            for length, prompt in zip(lengths, prompts, strict=True)
         ]
         return pack(texts, layouts, self.mask_id)
 

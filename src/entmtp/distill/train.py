@@ -18,9 +18,10 @@ WINDOW = 16  # batches, among which texts are sorted by length
 
 
 class SelfDistiller:
-    """Trains a student's parameters on `rows`: texts {key, prompt_ids, tokens}."""
+    """Trains a student's parameters on `rows`: texts {key, prompt_ids, tokens}. `base`: the fingerprint of the model
+    that it starts from. A checkpoint is resumed on these very texts, from this very model, and no others."""
 
-    def __init__(self, student: Student, rows: list[dict], config: DistillConfig, device: str = "cpu"):
+    def __init__(self, student: Student, rows: list[dict], config: DistillConfig, device: str = "cpu", base: str = ""):
         if config.k_max < 2:
             raise EntmtpError(f"config key 'distill.k_max': {config.k_max} must be at least 2")
         if config.checkpoint_every % config.report_every:
@@ -31,13 +32,21 @@ class SelfDistiller:
         # a text gives a row if its answer has room for the latest first block
         long = [row for row in rows if len(row["tokens"]) >= config.spacing]
         self.rows = sorted((row for row in long if len(row["prompt_ids"]) < config.max_length), key=_key)
+        short, crowded = len(rows) - len(long), len(long) - len(self.rows)
+        print(f"distill: {len(self.rows)} of {len(rows)} texts; left out: {short} with an answer of fewer than "
+              f"distill.spacing={config.spacing} tokens, {crowded} with a prompt of distill.max_length="
+              f"{config.max_length} tokens or more", flush=True)  # fmt: skip
         if not self.rows:
-            raise EntmtpError(f"distillation: no text has {config.spacing} tokens of answer (distill.spacing)")
+            raise EntmtpError(
+                f"distillation: no text is left to learn from ({short} with fewer than {config.spacing} tokens of "
+                f"answer: distill.spacing; {crowded} with a prompt of {config.max_length} tokens or more: "
+                "distill.max_length)"
+            )
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0, fused=True
         )
-        keys = [_key(row) for row in self.rows]
-        self.identity = sha256_json([asdict(config), keys, student.mask_id])
+        texts = [[_key(row), row["prompt_ids"], row["tokens"]] for row in self.rows]
+        self.identity = sha256_json([asdict(config), texts, student.mask_id, base])
         self.step, self.seconds = 0, 0.0
         self.epoch, self.order = -1, []
 
@@ -58,20 +67,22 @@ class SelfDistiller:
         return (row["prompt_ids"] + row["tokens"])[: self.config.max_length], len(row["prompt_ids"])
 
     def epoch_order(self, epoch: int) -> list[int]:
-        """A seeded order in which a batch's texts are of like lengths: padding is computed too."""
+        """A seeded order in which a batch's texts have like numbers of blocks, and lengths: padding is computed too."""
         draw = random.Random(f"{self.config.seed}/epoch/{epoch}")
         order, batch = list(range(len(self.rows))), self.config.batch
         draw.shuffle(order)
         batches = []
         for start in range(0, len(order), WINDOW * batch):
-            window = sorted(order[start : start + WINDOW * batch], key=self._length)
+            window = sorted(order[start : start + WINDOW * batch], key=self._cost)
             batches += [window[i : i + batch] for i in range(0, len(window), batch)]
         odd = [batches.pop()] if len(batches[-1]) < batch else []  # last: elsewhere it would shift all after it
         draw.shuffle(batches)
         return [index for one in batches + odd for index in one]
 
-    def _length(self, index: int) -> int:
-        return min(len(self.rows[index]["prompt_ids"]) + len(self.rows[index]["tokens"]), self.config.max_length)
+    def _cost(self, index: int) -> tuple[int, int]:
+        prompt, answer = (len(self.rows[index][key]) for key in ("prompt_ids", "tokens"))
+        length = min(prompt + answer, self.config.max_length)
+        return min((length - prompt) // self.config.spacing, self.config.blocks), length
 
     def learning_rate(self, step: int) -> float:
         """Linear warm-up, constant, and over the last `cooldown` steps linear to zero."""

@@ -16,7 +16,7 @@ NUMBER = re.compile(
     rf"(?P<sign>(?:{SIGN})?)(?:{MONEY}[ ]?(?P<inner>-?))?"
     rf"(?:(?P<mixed>\d{{1,9}})[ ]+(?=\d{{1,9}}/[1-9]))?"
     rf"(?P<whole>{WHOLE}|(?=\.\d))(?P<decimals>(?:\.\d+)?)(?P<power>(?:[eE][+-]?\d{{1,2}}(?!\w))?)"
-    rf"(?:[ ]?/[ ]?(?P<denominator>[1-9]\d*)(?![\d.]))?",
+    rf"(?:[ ]?/[ ]?(?P<denominator>[1-9]\d*)(?!\d|\.\d))?",
     re.ASCII,
 )
 MARK = re.compile(r"####|answer\s*(?:is|:|=)|\\boxed\s*(?=\{)", re.IGNORECASE)
@@ -101,7 +101,8 @@ def _decimal(value: Fraction) -> str:
 
 
 def words_of(text: str) -> list[str]:
-    return re.findall(r"[a-z]+|\d+", text.lower())
+    """Words of any script, and numbers, whatever stands between them."""
+    return re.findall(r"[^\W\d_]+|\d+", text.casefold())
 
 
 def correct(scoring: str, text: str, answer: "str | Problem") -> bool:
@@ -109,9 +110,13 @@ def correct(scoring: str, text: str, answer: "str | Problem") -> bool:
     `contains`: they come in a row, nothing between them. `sequence`: so do they, and not once more. `code`: the text's
     program passes the problem's tests, executed in the sandbox."""
     if scoring == "number":
-        found = final_number(text)
-        return found is not None and found == final_number(answer)
+        found, right = final_number(text), final_number(answer)
+        if right is None:
+            raise EntmtpError(f"task.scoring=number: the answer {answer!r:.60} has no number")
+        return found == right
     said, wanted = words_of(text), [] if scoring == "code" else words_of(answer)
+    if not wanted and scoring != "code":
+        raise EntmtpError(f"task.scoring={scoring}: the answer {answer!r:.60} has no word and no number")
     if scoring == "begins":
         return said[: len(wanted)] == wanted
     if scoring in ("contains", "sequence"):

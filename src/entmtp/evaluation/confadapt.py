@@ -121,7 +121,8 @@ def entmtp_rows(
                 "method": row["policy"],
                 "prompts": row["prompts"],
                 **accuracy(right_answers(texts, prompts, tokenizer, scoring)),
-                "tokens_per_forward": row["accept_length"],
+                # the prefill is a forward here as it is for blocks: it gives a text's first token
+                "tokens_per_forward": row["new_tokens"] / (row["steps"] + row["prompts"]),
                 "drafter_forwards": None,
                 "tokens_per_s": row["tokens_per_s"],
                 "over_plain": row["over_ar"],

@@ -41,7 +41,11 @@ def distill_prompts(inp, out, params) -> None:
     config = replace(config, calib=params["size"], test=0, seed=config.seed + 1)
     tokenizer = load_tokenizer(Path(inp.target).parent, target.chat_template)
     known = [row for path in inp.prompts for row in read_prompts(path)]
-    write_jsonl(out.prompts, build_prompts(config, tokenizer, params["resources"], without=known))
+    try:
+        made = build_prompts(config, tokenizer, params["resources"], without=known)
+    except EntmtpError as error:
+        raise EntmtpError(f"distill.prompts.{config.name}={params['size']}: {error}") from error
+    write_jsonl(out.prompts, made)
 
 
 def distill_texts(inp, out, params) -> None:
@@ -124,6 +128,8 @@ def confadapt_latency(inp, out, params) -> None:
 
 def confadapt(inp, out, params) -> None:
     """Timed decoding of one task's test prompts: every rule of the multi-token model, and verified blocks."""
+    import torch
+
     from entmtp.decoding.confadapt import BlockDecoder
     from entmtp.distill.published import check_same_vocabulary
     from entmtp.evaluation import lossless_blocks as verified
@@ -148,7 +154,8 @@ def confadapt(inp, out, params) -> None:
         arms |= verified.draft_arms(own, mask_id, original, capacity, latency, config)
     models = [own.fingerprint, mask_id, sorted(own.stop_ids), original.fingerprint if original else None]
     files = [sha256_file(path) for path in (inp.prompts, inp.latency)]
-    identity = sha256_json([models, files, params["confadapt"], params["decoding"], params["dtype"]])
+    said = [params[key] for key in ("confadapt", "decoding", "dtype", "device")]
+    identity = sha256_json([models, files, said, torch.get_num_threads()])
     journal = Journal(Path(out.rows).with_suffix(".journal.jsonl"), identity)
     rows = decode_all(arms, tests, decoding.max_new_tokens, journal)
     write_parquet(out.rows, rows)

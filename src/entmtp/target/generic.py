@@ -64,6 +64,30 @@ class _Kept(_OwnLayer):
         return -1
 
 
+class _Growing(_OwnLayer):
+    """Starts from what a `_Kept` holds and adds every forward's keys and values, gradients and all."""
+
+    def __init__(self, kept: _Kept):
+        super().__init__()
+        self.keys, self.values = kept.keys, kept.values
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        self.keys = torch.cat((self.keys, key_states), dim=-2)
+        self.values = torch.cat((self.values, value_states), dim=-2)
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        return self.keys.shape[-2]
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+def growing(context: Cache) -> Cache:
+    """For forwards that see what `text_context` holds and one another; the context stays as it is."""
+    return Cache(layers=[_Growing(layer) for layer in context.layers])
+
+
 def text_context(model) -> Cache:
     """For keys and values of a batch of texts, read once by `run_layers` and seen by further forwards over them."""
     return Cache(layers=[_Kept() for _ in range(model.config.num_hidden_layers)])

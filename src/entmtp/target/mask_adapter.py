@@ -64,14 +64,15 @@ class MaskLinear(nn.Module):
         return self.base.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        out, first = self.base(x), self.rows.first
+        first = self.rows.first
         if first is None:
-            return out
-        # scaled where it is smallest and added in the product's own pass: training is bound by such passes
-        low = self.scale * (x[..., first:, :] @ self.down.to(x.dtype).T)
-        masks = out[..., first:, :]
-        added = torch.addmm(masks.flatten(0, -2), low.flatten(0, -2), self.up.to(x.dtype).T).view_as(masks)
-        return added if first == 0 else torch.cat((out[..., :first, :], added), dim=-2)
+            return self.base(x)
+        masks = x[..., first:, :].flatten(0, -2)
+        added = self.base(masks)
+        # scaled where it is smallest and added in the product's own pass and memory: training is bound by such passes
+        added.addmm_(self.scale * (masks @ self.down.to(x.dtype).T), self.up.to(x.dtype).T)
+        added = added.view(*x.shape[:-2], -1, added.shape[-1])
+        return added if first == 0 else torch.cat((self.base(x[..., :first, :]), added), dim=-2)
 
 
 class MaskAdapter:
