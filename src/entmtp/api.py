@@ -59,8 +59,9 @@ def load(
 
     Args:
         target: a model folder, a Hub name (with a pinned `revision`), or a loaded transformers causal LM (with its
-            `tokenizer`). A loaded model's weights are copied into packed form, so later changes to it are not seen; it
-            is put into evaluation mode.
+            `tokenizer`). Of a loaded model the matrices are packed anew and the rest is read where it is, or, where
+            only the generic forward knows its family, the model itself runs: load again after changing it. It is put
+            into evaluation mode.
         heads: folder of draft heads in the native format (`config.json`, `model.safetensors`). Where the bank's run
             made its own heads they are found there.
         bank: folder of a finished run (`results/<experiment>`), or of one task's trees in it.

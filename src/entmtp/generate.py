@@ -60,19 +60,19 @@ class Stats:
     seconds: float = 0.0
     accepted: int = 0  # drafted tokens that were committed
     nodes: Counter = field(default_factory=Counter)  # steps by their tree's nodes
+    lossless: str = "exact"  # as Result.lossless
 
     def take(self, result: "Result") -> None:
         self.tokens, self.seconds = len(result.tokens), result.prefill_seconds + result.decode_seconds
         self.accepted = sum(step.accepted for step in result.forwards)
-        self.nodes = Counter(step.nodes for step in result.forwards)
+        self.nodes, self.lossless = Counter(step.nodes for step in result.forwards), result.lossless
 
     def line(self, config: Config) -> str:
         steps = sum(self.nodes.values())
         length = f"{self.accepted / steps + 1:.2f}" if steps else "n/a"
         shares = ", ".join(f"{nodes}: {count / steps:.0%}" for nodes, count in sorted(self.nodes.items()))
-        verdict = "lossless" if config.dtype == "float32" else f"lossless up to {config.dtype}'s numerical ties"
-        if config.decoding.mode == "typical" and config.policy.kind != "ar":  # plain decoding is greedy then
-            verdict = "lossy (typical)"
+        verdict = {"exact": "lossless", "numerical ties": f"lossless up to {config.dtype}'s numerical ties",
+                   "lossy": "lossy (typical)"}[self.lossless]  # fmt: skip
         rate = self.tokens / self.seconds if self.seconds else 0.0
         return (f"{self.tokens} tokens in {self.seconds:.2f} s | {rate:.1f} tokens/s | accept length {length} | "
                 f"trees (nodes: share) {shares or 'none'} | {verdict}")  # fmt: skip
@@ -147,7 +147,7 @@ def open_model(config: Config) -> "LanguageModel":
     import torch
 
     from entmtp.heads.drafter import make_drafter
-    from entmtp.heads.model import load_heads
+    from entmtp.heads.model import load_kind
     from entmtp.heads.self_test import check_heads
     from entmtp.language_model import LanguageModel
     from entmtp.layout import heads_folder, run_folder
@@ -160,7 +160,7 @@ def open_model(config: Config) -> "LanguageModel":
     if config.policy.kind == "ar":
         return LanguageModel(target, None, policy)
     folder = heads_folder(config.heads, config.target.name, config.resources, run_folder(config))
-    drafter = make_drafter(load_heads(folder, target), target, config.heads.width, config.heads.storage)
+    drafter = make_drafter(load_kind(folder, target, config.heads), target, config.heads.width, config.heads.storage)
     check_heads(target, drafter, config.heads, folder)
     return LanguageModel(target, drafter, policy)
 

@@ -1,7 +1,8 @@
 """What answers the questions of `entmtp.lm_eval`: draft trees under a policy, or blocks of a self-distilled model.
 
-An engine's `stream(ids, max_new_tokens, temperature)` yields (tokens, forwards): what was committed, and how many
-target forwards it took, the prefill included. Plain decoding so makes one token a forward.
+An engine's `stream(ids, max_new_tokens, temperature, repeat)` yields (tokens, forwards): what was committed, and how
+many target forwards it took, the prefill included. Plain decoding so makes one token a forward. `repeat`: how often the
+same was asked before; sampled, it is another text then.
 """
 
 import sys
@@ -34,13 +35,16 @@ class TreeEngine:
     decoding: DecodingConfig
     masked: int | None = None  # a token that is never said
 
-    def stream(self, ids: list[int], max_new_tokens: int, temperature: float) -> Iterator[tuple[list[int], int]]:
+    def stream(
+        self, ids: list[int], max_new_tokens: int, temperature: float, repeat: int = 0
+    ) -> Iterator[tuple[list[int], int]]:
         decoding = replace(self.decoding, max_new_tokens=max_new_tokens)
         if temperature:
             decoding = replace(decoding, mode="sample", temperature=temperature)
         elif decoding.mode == "sample":  # the request decides
             decoding = replace(decoding, mode="greedy")
-        for step in self.decoder.stream(ids, self.policy, decoding, sha256_json(ids)):
+        asked = sha256_json([ids, repeat] if repeat else ids)  # the same question again gets other noise
+        for step in self.decoder.stream(ids, self.policy, decoding, asked):
             if step is None:
                 yield [], 1
             else:
@@ -66,7 +70,9 @@ class BlockEngine:
             return "lossless"
         return "plain decoding" if self.rule.k_max == 1 else "lossy"
 
-    def stream(self, ids: list[int], max_new_tokens: int, temperature: float) -> Iterator[tuple[list[int], int]]:
+    def stream(
+        self, ids: list[int], max_new_tokens: int, temperature: float, repeat: int = 0
+    ) -> Iterator[tuple[list[int], int]]:
         if temperature:
             raise EntmtpError(f"temperature={temperature}: blocks are decoded greedily")
         for step in self.decoder.stream(ids, self.rule, max_new_tokens):
@@ -110,17 +116,27 @@ def _open_trees(config: Config, overrides: list[str], max_length: int) -> TreeEn
 
 
 def _open_blocks(own: dict[str, Any], config: Config, max_length: int) -> BlockEngine:
-    verify = str(own.get("verify", False)).lower() == "true"
+    said = str(own.get("verify", False)).lower()
+    if said not in ("true", "false"):
+        raise EntmtpError(f"verify={own['verify']}: true or false")
+    verify = said == "true"
     if ("threshold" in own) + ("static" in own) + verify > 1:
         raise EntmtpError("threshold=, static= and verify=true exclude one another: ConfAdapt, always as many tokens, "
                           "or blocks that are verified")  # fmt: skip
-    k_max = int(own.get("static", own.get("k_max", config.confadapt.k_max)))
-    rule = BlockRule(k_max, None if "static" in own else float(own.get("threshold", 0.9)))
+    k_max = _number(int, own, "static" if "static" in own else "k_max", config.confadapt.k_max)
+    rule = BlockRule(k_max, None if "static" in own else _number(float, own, "threshold", 0.9))
     target, mask_id = _multi_token(own["mtp"], config)
     length = min(max_length, target.max_positions)
     if verify:
         return _verified(target, mask_id, k_max, length, config)
     return BlockEngine(BlockDecoder(target, mask_id, Decoder.room(length, 0, BlockDecoder.rows(k_max))), rule)
+
+
+def _number(kind: type, own: dict[str, Any], key: str, default: float) -> Any:
+    try:
+        return kind(own.get(key, default))
+    except ValueError as error:
+        raise EntmtpError(f"{key}={own[key]}: must be a number") from error
 
 
 def _verified(target: Target, mask_id: int, k_max: int, length: int, config: Config) -> BlockEngine:
@@ -133,7 +149,7 @@ def _verified(target: Target, mask_id: int, k_max: int, length: int, config: Con
     asked = replace(config.latency, sizes=sizes, contexts=[min(256, length)], repeats=5)
     with redirect_stdout(sys.stderr):  # standard output is the text's
         table = forward_table(target, asked, mask_id)
-    capacity = Decoder.room(length, 0, max(blocks.max_nodes, k_max))
+    capacity = Decoder.room(length, 0, max(blocks.max_nodes + 1, k_max))  # the root is a row too
     return BlockEngine(*self_verifier(target, mask_id, capacity, None, table, blocks))
 
 

@@ -24,6 +24,7 @@ positions) lose their beginning, as they do in the harness' own models, and are 
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import isfinite
 from pathlib import Path
@@ -71,10 +72,11 @@ class EntmtpLM(LM):
     def generate_until(self, requests: list, disable_tqdm: bool = False) -> list[str]:
         """Requests with `args` (context, {"until", "max_gen_toks", "do_sample", "temperature"}) -> texts, cut before
         the first stop string. Raises EntmtpError for ways of sampling that we do not have."""
-        texts = []
+        texts, asked = [], Counter()  # tasks of several samples (pass@k, a majority's vote) repeat their requests
         for request in _progress(requests, disable_tqdm):
             context, wishes = request.args
-            text = self._generate(self._encode(context), *_read_wishes(wishes))
+            text = self._generate(self._encode(context), *_read_wishes(wishes), asked[context])
+            asked[context] += 1
             self._remember("generate_until", request.args, text)
             texts.append(text)
         return texts
@@ -144,13 +146,15 @@ class EntmtpLM(LM):
             self.shortened += 1
         return ids[-length:]
 
-    def _generate(self, ids: list[int], until: list[str], budget: int, temperature: float) -> str:
+    def _generate(self, ids: list[int], until: list[str], budget: int, temperature: float, repeat: int = 0) -> str:
+        if budget < 1:
+            raise EntmtpError(f"max_gen_toks={budget}: must be at least 1")
         if budget >= self.max_length:
             raise EntmtpError(f"max_gen_toks={budget} leaves no context in max_length={self.max_length}: raise it")
         ids = self._shorten(ids or [self._first_token], self.max_length - budget)
         tokens, text = [], ""
         begin = time.perf_counter()
-        for step, forwards in self.engine.stream(ids, budget, temperature):
+        for step, forwards in self.engine.stream(ids, budget, temperature, repeat):
             tokens += step
             self.forwards += forwards
             text = self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)

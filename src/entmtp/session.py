@@ -8,7 +8,7 @@ from entmtp.config import HeadsConfig, TargetConfig
 from entmtp.decoding.engine import Decoder
 from entmtp.errors import EntmtpError
 from entmtp.heads.drafter import make_drafter
-from entmtp.heads.model import load_heads
+from entmtp.heads.model import load_kind
 from entmtp.io import check_name, read_json
 from entmtp.layout import target_folder
 from entmtp.policy.fit import build_policy
@@ -35,7 +35,7 @@ def open_decoder(target: Target, heads: HeadsConfig | None, folder: Path | None,
     """A decoder with packed heads from `folder`, or without heads (plain decoding only)."""
     if heads is None:
         return Decoder(target, None, capacity)
-    return Decoder(target, make_drafter(load_heads(folder, target), target, heads.width, heads.storage), capacity)
+    return Decoder(target, make_drafter(load_kind(folder, target, heads), target, heads.width, heads.storage), capacity)
 
 
 def capacity_for(prompts: Iterable[dict], max_new_tokens: int, max_nodes: int) -> int:

@@ -86,6 +86,14 @@ def test_mistakes_are_one_line(made, monkeypatch, capsys, tmp_path):
     assert both[0] == 1 and both[2].startswith("error: threshold=, static= and verify=true exclude one another")
     assert run(monkeypatch, capsys, "Hi", "k_max=3")[::2] == (1, "error: mtp=FOLDER is missing: a multi-token model's "
                                                                "folder, or an adapter's\n")  # fmt: skip
+    said = {"verify=1": "true or false", "threshold=abc": "must be a number", "k_max=two": "must be a number"}
+    for option, message in said.items():
+        assert run(monkeypatch, capsys, "Hi", *options(made, made / "made"), option)[::2] == (
+            1,
+            f"error: {option}: {message}\n",
+        )
+    nothing = run(monkeypatch, capsys, "Hi", *options(made, made / "made"), "--max-new-tokens", "0")
+    assert nothing[0] == 1 and "max_new_tokens=0: must be at least 1" in nothing[2]
     wrong = tmp_path / "wrong"
     shutil.copytree(made / "made.adapter", wrong)
     text = (wrong / "config.json").read_text()

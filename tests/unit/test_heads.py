@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from entmtp.config import DecodingConfig
+from entmtp.config import DecodingConfig, HeadsConfig
 from entmtp.decoding.engine import Decoder, make_chooser
 from entmtp.errors import EntmtpError
 from entmtp.heads.drafter import make_drafter
-from entmtp.heads.model import DraftHeads, HeadsFormat, load_heads, save_heads
+from entmtp.heads.model import DraftHeads, HeadsFormat, load_heads, load_kind, save_heads
 from entmtp.heads.text import BatchDecoder, Sequence
 from entmtp.io import read_json, write_json
 
@@ -224,3 +224,19 @@ def test_batched_text_refuses_what_does_not_fit(tiny):
     decoder = BatchDecoder(tiny.fused, 2, 25, tiny.stop_ids, 20)
     with pytest.raises((ValueError, EntmtpError), match="long: 6 prompt"):
         list(decoder.run([Sequence("long", [5] * 6, [])]))
+
+
+def test_a_prefix_layer_must_know_the_targets_positions(tiny, heads_maker, tmp_path):
+    """Its rotation is a table: a position beyond it would be read from whatever lies there."""
+    heads = heads_maker(tiny, "hydra_plus", [])
+    heads.config.prefix["max_positions"] = 16
+    save_heads(heads, tmp_path)
+    with pytest.raises(EntmtpError, match="the prefix layer knows 16 positions, but the target has 1024"):
+        load_heads(tmp_path, tiny)
+
+
+def test_a_configured_kind_gets_no_other_architecture(tiny, heads_maker, tmp_path):
+    save_heads(heads_maker(tiny, "hydra", []), tmp_path)
+    assert load_kind(tmp_path, tiny, HeadsConfig(name="hydra", arch="hydra")).config.arch == "hydra"
+    with pytest.raises(EntmtpError, match=r"these are hydra heads, but the configured kind 'medusa' is medusa"):
+        load_kind(tmp_path, tiny, HeadsConfig(name="medusa", arch="medusa"))

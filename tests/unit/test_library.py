@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from dataclasses import asdict, replace
 
 import pytest
@@ -108,6 +109,8 @@ def test_chats_strings_and_ids_are_prompts(lm, tokenizer):
     [
         ("", {}, "the prompt is empty"),
         ([], {}, "non-empty list of token ids"),
+        ([[5, 6], [7, 8]], {}, r"one list of token ids \(batch size 1 only\)"),
+        ([5, 1.9], {}, "one list of token ids"),
         ([5, 999], {}, "token id 999 is outside the target's vocabulary of 259: is this its own tokenizer"),
         ("half a pair \ud83d", {}, "not valid Unicode"),
         ([{"role": "user"}], {}, "must be an object with role and content"),
@@ -369,3 +372,32 @@ def test_replaced_stop_ids_do_not_change_the_target(tiny, prompts):
     assert generate(made, prompts[1], max_new_tokens=12, stop_ids=text).tokens == text[:1]
     assert generate(made, prompts[1], max_new_tokens=12).tokens == text
     assert made.steps(prompts[1], DecodingConfig(max_new_tokens=2)) is not None
+
+
+def test_two_threads_never_share_a_turn(lm):
+    """Whoever starts second, even between the first one's start and its first step, has the cache to itself."""
+    decoding, ids, started = DecodingConfig(max_new_tokens=8), lm.encode(STORY), []
+
+    class Interrupted:
+        """A lock at whose first release another thread starts a text."""
+
+        def __init__(self):
+            self.lock = threading.Lock()
+
+        def __enter__(self):
+            self.lock.acquire()
+
+        def __exit__(self, *_):
+            self.lock.release()
+            if not started:
+                started.append(None)
+                started.append(lm.steps(ids, decoding))
+
+    own, lm._lock = lm._lock, Interrupted()
+    try:
+        first = lm.steps(ids, decoding)
+        with pytest.raises(EntmtpError, match="another text has been started"):
+            next(first)
+        assert [step for step in started[1] if step is not None][-1].tokens
+    finally:
+        lm._lock = own

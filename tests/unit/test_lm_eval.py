@@ -91,12 +91,23 @@ def test_sampling_shares_its_noise(plain, drafted):
     assert answers(plain, do_sample=True) == answers(plain, temperature=1.0)
 
 
+def test_a_repeated_request_gets_another_sample(plain, drafted):
+    """Tasks of several samples (pass@k, a majority's vote) ask the same several times."""
+    wish = {"max_gen_toks": 20, "do_sample": True, "temperature": 1.3}
+    asked = requests([(CONTEXTS[0], wish)] * 3)
+    texts = plain.generate_until(asked, True)
+    assert len(set(texts)) == 3 and texts == drafted.generate_until(asked, True) == plain.generate_until(asked, True)
+    greedy = requests([(CONTEXTS[0], {"max_gen_toks": 20})] * 2)
+    assert len(set(plain.generate_until(greedy, True))) == 1
+
+
 def test_what_is_not_offered_is_refused(tiny, plain):
     for wishes, message in (
         ({"do_sample": True, "top_p": 0.9}, "top_p=0.9"),
         ({"temperature": 0.5, "top_k": 40}, "top_k=40"),
         ({"num_beams": 4}, "num_beams=4"),
         ({"max_gen_toks": LENGTH}, f"max_gen_toks={LENGTH} leaves no context"),
+        ({"max_gen_toks": 0}, "max_gen_toks=0: must be at least 1"),
     ):
         with pytest.raises(EntmtpError, match=message):
             answers(plain, **wishes)

@@ -1,8 +1,6 @@
 """The compiled engine: against tensor operators, and the same bits however rows come together."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -220,35 +218,6 @@ def test_sizes_that_do_not_fit_are_left_to_others():
     assert FusedLlama(llama(), torch.float16, "cpu").native is None
 
 
-def python(code: str, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True
-    )
-
-
-CODE = """
-import torch
-from entmtp.target.linear import make_linear
-from entmtp.target.native import library
-linear = make_linear(torch.ones(4, 3))
-print(library(torch.float32) is not None, linear(torch.ones(1, 3)).tolist())
-"""
-
-
-def test_it_works_without_a_compiler_or_where_compiling_fails(tmp_path):
-    off = python(CODE, ENTMTP_NATIVE="0")
-    assert (off.stdout.split(maxsplit=1), off.stderr) == (["False", "[[3.0, 3.0, 3.0, 3.0]]\n"], "")
-    broken = tmp_path / "cc"
-    broken.write_text("#!/bin/sh\necho 'native.c: no such luck' >&2\nexit 1\n")
-    broken.chmod(0o755)
-    failed = python(CODE, CC=str(broken), ENTMTP_CACHE=str(tmp_path / "cache"))
-    assert failed.stdout.startswith("False")
-    assert failed.stderr == (
-        f"warning: {broken} cannot compile native.c (native.c: no such luck): decoding is slower\n"
-    )
-    assert list((tmp_path / "cache").glob("*.so")) == []
-
-
 def test_it_is_built_once(tmp_path):
     first = native.build(tmp_path, torch.float32)
     written = first.stat().st_mtime_ns
@@ -271,3 +240,27 @@ def test_choices_from_logits(size):
     torch.testing.assert_close(out, logits.double().softmax(dim=-1).amax(dim=-1).float(), rtol=1e-5, atol=0)
     found = [library.first_largest(row.data_ptr(), size) for row in logits]
     assert found == logits.argmax(dim=-1).tolist() and found[2] == size // 3
+
+
+@torch.inference_mode()
+def test_a_long_prefill_in_parts_is_the_whole(monkeypatch):
+    """Scratch grows with the rows of a call, and each thread has its own."""
+    model = FusedLlama(llama(), torch.float32, "cpu")
+    text, at = torch.arange(70) % 101, torch.arange(70)
+    whole, parts = model.new_cache(90), model.new_cache(90)
+    expected = model.hidden(text, at, whole, None)
+    needed = len(model.native.scratch)
+    model.native.scratch = torch.empty(0)
+    monkeypatch.setattr(native, "PART", 16)
+    assert torch.equal(model.hidden(text, at, parts, None), expected)
+    assert torch.equal(parts.data[..., :70, :], whole.data[..., :70, :])
+    assert len(model.native.scratch) < needed
+
+
+def test_code_that_others_may_write_is_not_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(native.tempfile, "gettempdir", lambda: str(tmp_path))
+    known = tmp_path / f"entmtp-{os.getuid()}"
+    assert native._own_folder() == known and known.stat().st_mode & 0o777 == 0o700
+    known.chmod(0o777)
+    other = native._own_folder()
+    assert other != known and other.stat().st_mode & 0o777 == 0o700

@@ -297,26 +297,6 @@ def test_the_way_of_those_who_are_not_root():
     assert reasons[8] == "wall time of 4 s"
 
 
-def test_where_no_isolation_can_be_had_nothing_is_executed(monkeypatch, tmp_path):
-    """A launcher without any rights, as in a container without namespaces: a clear refusal, and no execution."""
-    marker = tmp_path / "executed"
-    script = tmp_path / "jail.py"
-    source = (sandbox.HERE / "jail.py").read_text()
-    # the system's own answer where namespaces are forbidden
-    script.write_text(source.replace("checked(LIBC.unshare(", "ctypes.set_errno(1)\n    checked(-1 or (", 1))
-    (tmp_path / "runner.py").write_text(f"open({str(marker)!r}, 'w').close()")
-    monkeypatch.setattr(sandbox, "HERE", tmp_path)
-    check_sandbox.cache_clear()
-    try:
-        with pytest.raises(EntmtpError, match=r"this machine has none \(\[Errno 1\] unshare: Operation not permitted"):
-            run(["pass"])
-        with pytest.raises(EntmtpError, match="execute_code=false"):
-            run(["pass"])
-    finally:
-        check_sandbox.cache_clear()
-    assert not marker.exists()
-
-
 def test_a_sandbox_in_which_nothing_runs_is_refused(monkeypatch):
     """Missing libraries would make every answer wrong: said once, not counted."""
     monkeypatch.setattr(sandbox, "LIBRARIES", ())
@@ -324,16 +304,6 @@ def test_a_sandbox_in_which_nothing_runs_is_refused(monkeypatch):
     check_sandbox.cache_clear()
     try:
         with pytest.raises(EntmtpError, match=r"this machine has none"):
-            run(["pass"])
-    finally:
-        check_sandbox.cache_clear()
-
-
-def test_other_systems_are_refused(monkeypatch):
-    monkeypatch.setattr(sys, "platform", "darwin")
-    check_sandbox.cache_clear()
-    try:
-        with pytest.raises(EntmtpError, match="it needs Linux, this is darwin"):
             run(["pass"])
     finally:
         check_sandbox.cache_clear()

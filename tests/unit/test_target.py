@@ -252,7 +252,7 @@ def exact_or_refused(model, ids: list[int]) -> None:
         lambda: Qwen2ForCausalLM(Qwen2Config(**BASE, use_sliding_window=True, sliding_window=6, max_window_layers=1)),
     ],
     ids=["mistral", "qwen2"],
-)
+)  # fmt: skip
 def test_context_beyond_a_sliding_window_is_exact_or_refused(make):
     torch.manual_seed(0)
     with torch.inference_mode():
@@ -296,3 +296,19 @@ def test_chat_template_of_the_config_wins(tiny_folder):
     target = load_target(config, tiny_folder, "float32")
     text = target.tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
     assert text == "hi!"
+
+
+def test_the_context_ends_where_a_forward_would_depend_on_more_than_positions():
+    """GPT-Neo's local layers look back over cache rows; longrope rotates a whole forward by its largest position."""
+    from transformers import GPTNeoConfig, Phi3Config
+
+    from entmtp.target.load import _max_positions
+
+    neo = {"max_position_embeddings": 64, "num_layers": 2, "window_size": 16}
+    assert _max_positions(GPTNeoConfig(**neo, attention_types=[[["global", "local"], 1]])) == 16
+    assert _max_positions(GPTNeoConfig(**neo, attention_types=[[["global"], 2]])) == 64
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    phi = Phi3Config(hidden_size=32, num_attention_heads=4, max_position_embeddings=128,
+                     original_max_position_embeddings=32, sliding_window=None, pad_token_id=0,
+                     rope_scaling={"type": "longrope", **factors})  # fmt: skip
+    assert _max_positions(phi) == 32

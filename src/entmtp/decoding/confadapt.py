@@ -106,6 +106,8 @@ def check_room(target, capacity: int, prompt: list[int], max_new_tokens: int, ro
     """Refuse a text that does not fit the target's positions or a cache of `capacity` rows."""
     if not prompt:
         raise EntmtpError("the prompt is empty: it must have at least one token")
+    if max_new_tokens < 1:
+        raise EntmtpError(f"max_new_tokens={max_new_tokens}: must be at least 1")
     target.check_room(len(prompt), max_new_tokens)
     need = Decoder.room(len(prompt), max_new_tokens, rows)
     if need > capacity:

@@ -42,7 +42,6 @@ class Stateless:
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         if self.tried:
             return self.processor(input_ids, scores)
-        self.tried = True
         # a promise is cheap to try: the same question, with another one between, must get the same answer
         first = self.processor(input_ids, scores.clone())
         self.processor(input_ids[:, : max(1, input_ids.shape[1] - 1)], scores.clone())
@@ -52,6 +51,7 @@ class Stateless:
                 f"logits processor {name_of(self.processor)} answers the same question differently: it keeps state or "
                 "draws random numbers, so no exact decoding is possible with it"
             )
+        self.tried = True  # a broken promise is refused however often it is made
         return again
 
 

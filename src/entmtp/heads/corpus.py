@@ -91,8 +91,8 @@ def write_shard(target, config: CorpusConfig, prompt_files: list[str], shard: in
     rows = rows[shard :: config.shards]
     if not rows:
         raise EntmtpError(f"corpus.shards={config.shards}: there are fewer texts than shards")
-    fingerprint = sha256_json([target.fingerprint, target.dtype_name, config.max_new_tokens, config.max_prompt_tokens,
-                               config.temperature, config.seed,
+    fingerprint = sha256_json([target.fingerprint, target.tokenizer.chat_template, target.dtype_name,
+                               config.max_new_tokens, config.max_prompt_tokens, config.temperature, config.seed,
                                [[row["key"], row["sampled"]] for row in rows]])  # fmt: skip
     journal = Journal(journal_path, fingerprint)
     done = journal.done(lambda row: row["key"])

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from entmtp.calibration.replay import PromptTrace, Trace, self_rollout
 from entmtp.config import HeadsConfig
+from entmtp.errors import EntmtpError
 from entmtp.heads.features import Features
 from entmtp.tree.defaults import DEFAULT_TREES
 from entmtp.tree.topology import Tree
@@ -28,6 +29,11 @@ class HeldOut:
         texts = features.text_numbers(held_out=True)  # in the order of their keys, which are hashes
         sizes = torch.tensor([features.texts[n].end - features.texts[n].start for n in texts.tolist()])
         self.texts = texts[: int((sizes.cumsum(0) <= config.train.eval_positions).sum())] if len(texts) else texts
+        if not len(self.texts):  # every epoch would look alike, and the first would be kept
+            raise EntmtpError(
+                f"heads training: {len(texts)} texts are held out and none fits heads.train.eval_positions="
+                f"{config.train.eval_positions}: raise corpus.held_out or that, or add prompts"
+            )
 
     @torch.inference_mode()
     def ranks(self, trainer) -> Tensor:

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from entmtp.config import HeadsConfig
 from entmtp.errors import EntmtpError
 from entmtp.heads.prefix import PrefixFormat, make_prefix, reset_prefix
 from entmtp.io import atomic, read_json, write_json
@@ -157,6 +158,19 @@ def _ill_value(config: HeadsFormat, vocab_size: int) -> str | None:
     return f"{wrong[0]}: {getattr(config, wrong[0])!r:.60}" if wrong else None
 
 
+def load_kind(folder: str | Path, target, kind: HeadsConfig) -> DraftHeads:
+    """`load_heads` of a configured kind, whose architecture they must have: one folder given for all kinds would time
+    Hydra heads under Medusa's name."""
+    heads = load_heads(folder, target)
+    if heads.config.arch != kind.arch:
+        raise EntmtpError(
+            f"{folder}: these are {heads.config.arch} heads, but the configured kind '{kind.name}' is {kind.arch}; "
+            f"give each kind its own (heads_overrides.{kind.name}.path=…), or leave out the policies that use "
+            f"'{kind.name}'"
+        )
+    return heads
+
+
 def load_heads(folder: str | Path, target) -> DraftHeads:
     """Read the native format and check that it fits `target`. Raises EntmtpError that says what does not fit."""
     folder = Path(folder)
@@ -190,6 +204,11 @@ def load_heads(folder: str | Path, target) -> DraftHeads:
         heads.load_state_dict({key: v if key == "token_map" else v.float() for key, v in state.items()})
     except Exception as error:  # torch, safetensors and transformers have no common type for what does not fit
         raise EntmtpError(f"{folder / 'model.safetensors'}: does not match its config.json ({error})") from error
+    if config.prefix and PrefixFormat(**config.prefix).max_positions < target.max_positions:
+        raise EntmtpError(
+            f"{folder}: the prefix layer knows {PrefixFormat(**config.prefix).max_positions} positions, but the target "
+            f"has {target.max_positions}"
+        )
     for token in (int(heads.token_map.min()), int(heads.token_map.max())):
         if not 0 <= token < target.vocab_size:
             raise EntmtpError(f"{folder}: draft vocabulary names token {token}, but the target has {target.vocab_size}")

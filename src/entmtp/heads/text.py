@@ -218,7 +218,16 @@ class GenerateDecoder:
                 picked = torch.tensor(chosen, device=scores.device)[:, None]
                 return torch.full_like(scores, -torch.inf).scatter(1, picked, 0.0)
 
-            device = self.model.device
+            self._generate(rows, real, force)
+            yield from sequences
+
+    def _generate(self, rows: list[list[int]], real: list[list[int]], force: Callable) -> None:
+        """The model's generation config is set aside: its penalties would change scores before `force` sees them."""
+        from transformers import GenerationConfig
+
+        device, own = self.model.device, self.model.generation_config
+        self.model.generation_config = GenerationConfig()
+        try:
             self.model.generate(
                 torch.tensor(rows, device=device),
                 attention_mask=torch.tensor(real, device=device),
@@ -228,7 +237,8 @@ class GenerateDecoder:
                 pad_token_id=0,
                 logits_processor=[force],
             )
-            yield from sequences
+        finally:
+            self.model.generation_config = own
 
 
 def batch_decoder(target, batch: int, capacity: int, max_new_tokens: int) -> BatchDecoder | GenerateDecoder:

@@ -46,7 +46,7 @@ def plain_step_ms(target, repeats: int, context: int = 200) -> float:
     cache = target.new_cache(context + 1)
     cache.length = context
     token, position = torch.tensor([1], device=target.device), torch.tensor([context], device=target.device)
-    return cold_ms(lambda: target.model.logits(target.model.hidden(token, position, cache, None)).sum(), repeats)
+    return cold_ms(lambda: target.model.logits(target.model.hidden(token, position, cache, None)).sum().item(), repeats)
 
 
 def knee(rows: list[dict], within: float = 0.002) -> int:

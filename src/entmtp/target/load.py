@@ -174,10 +174,20 @@ def _refuse_changed_logits(config) -> None:
 
 
 def _max_positions(config) -> int:
-    """Longest context that the forwards compute exactly: our masks know no sliding window, so it ends at the window."""
-    window = getattr(config, "sliding_window", None)
-    active = getattr(config, "use_sliding_window", True)
-    return min(config.max_position_embeddings, window) if window and active else config.max_position_embeddings
+    """Longest context that the forwards compute exactly. Our masks know no sliding window, so it ends at the window: of
+    all layers, or of GPT-Neo's local ones, which count cache rows. It ends too where longrope changes the rotation of
+    whole forwards: a tree's deepest node would change its root's."""
+    limits = [config.max_position_embeddings]
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        limits.append(config.sliding_window)
+    if "local" in (getattr(config, "attention_layers", None) or []):
+        limits.append(config.window_size)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for one in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if one.get("rope_type", one.get("type")) == "longrope":
+            original = one.get("original_max_position_embeddings")
+            limits.append(original or getattr(config, "original_max_position_embeddings", limits[0]))
+    return min(limits)
 
 
 def stop_ids(model, tokenizer) -> set[int]:

@@ -9,10 +9,14 @@ import hashlib
 import mmap
 import os
 import platform
+import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
+import threading
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +33,7 @@ FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-ffp-contract=fas
          "-fopenmp", "-fPIC", "-shared"]  # fmt: skip
 LANES = 16  # as in engine/vectors.h
 CHUNK = 64 << 20
+PART = 512  # rows of a prefill in one call
 DTYPES = (torch.float32, torch.bfloat16)
 DEEP = {torch.float32: 1, torch.bfloat16: 32}  # as in engine/vectors.h
 HEAD_DIMS, POINTER, INT = (16, 32, 64, 128), ctypes.c_void_p, ctypes.c_int64
@@ -51,6 +56,7 @@ class _Model(ctypes.Structure):
 
 
 def compiler() -> str | None:
+    """The command of the C compiler: CC may hold options, or a wrapper before it."""
     return os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
 
 
@@ -69,7 +75,8 @@ def build(folder: Path, dtype: torch.dtype) -> Path:
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f"{path.name}.{os.getpid()}.partial"
-        subprocess.run([compiler(), *flags, str(SOURCE), "-o", str(partial), "-lm"], check=True, capture_output=True)
+        command = [*shlex.split(compiler()), *flags, str(SOURCE), "-o", str(partial), "-lm"]
+        subprocess.run(command, check=True, capture_output=True)
         partial.rename(path)
     return path
 
@@ -83,16 +90,18 @@ def library(dtype: torch.dtype) -> ctypes.CDLL | None:
     """
     if os.environ.get("ENTMTP_NATIVE") == "0" or compiler() is None or dtype not in DTYPES:
         return None
-    for folder in (cache_folder(), Path(tempfile.gettempdir()) / f"entmtp-{os.getuid()}"):
+    why = None
+    for folder in (cache_folder, _own_folder):
         try:
-            made = ctypes.CDLL(str(build(folder, dtype)))
+            made = ctypes.CDLL(str(build(folder(), dtype)))
         except subprocess.SubprocessError as error:
             said = (getattr(error, "stderr", b"") or b"").decode(errors="replace").strip().splitlines()
             why = next((line for line in said if "error" in line), (said or [error])[0])
             print(f"warning: {compiler()} cannot compile {SOURCE.name} ({why}): decoding is slower", file=sys.stderr)
             return None
-        except OSError:
-            continue  # a folder that cannot be written, or does not allow code
+        except OSError as error:
+            why = error
+            continue  # a folder that cannot be written, or does not allow code; or no such compiler
         made.linear.argtypes = [POINTER, POINTER, INT, POINTER, INT]
         made.pack.argtypes = [POINTER, INT, INT, INT, POINTER]
         made.scratch_size.argtypes, made.scratch_size.restype = [POINTER, INT, INT, INT, INT], INT
@@ -104,7 +113,20 @@ def library(dtype: torch.dtype) -> ctypes.CDLL | None:
             function.restype = None
         made.unit = bool(made.matrix_unit())
         return made
+    print(f"warning: the compiled engine cannot be had ({why}): decoding is slower", file=sys.stderr)
     return None
+
+
+def _own_folder() -> Path:
+    """Where code is kept if the user's cache cannot be written. Its name is known to all, so it must be this user's
+    own: what others may write into is not loaded. Raises OSError."""
+    folder = Path(tempfile.gettempdir()) / f"entmtp-{os.getuid()}"
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
+            return folder
+    return Path(tempfile.mkdtemp(prefix="entmtp-"))
 
 
 class Arena:
@@ -112,16 +134,18 @@ class Arena:
 
     def __init__(self):
         self.size, self.used, self.memory = 0, 0, None
+        self.lock = threading.Lock()  # models may be loaded side by side
 
     def room_for(self, count: int, dtype: torch.dtype) -> Tensor:
         size = -(-dtype.itemsize * count // 64) * 64
-        if self.used + size > self.size:
-            self.size, self.used = max(CHUNK, size), 0
-            self.memory = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                self.memory.madvise(mmap.MADV_HUGEPAGE)
-        made = torch.frombuffer(self.memory, dtype=dtype, count=count, offset=self.used)
-        self.used += size
+        with self.lock:
+            if self.used + size > self.size:
+                self.size, self.used = max(CHUNK, size), 0
+                self.memory = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                if hasattr(mmap, "MADV_HUGEPAGE"):
+                    self.memory.madvise(mmap.MADV_HUGEPAGE)
+            made = torch.frombuffer(self.memory, dtype=dtype, count=count, offset=self.used)
+            self.used += size
         return made
 
 
@@ -201,14 +225,24 @@ class NativeLayers:
         return values.data_ptr()
 
     def run(self, x: Tensor, positions: Tensor, cache: KVCache, mask: Tensor | None) -> Tensor:
-        """As FusedLayers.run. Masks are 0 or very negative, and 0 on the whole context, as all of ours are."""
+        """As FusedLayers.run. Masks are 0 or very negative, and 0 on the whole context, as all of ours are.
+
+        A long prefill goes through in parts: each thread's scratch grows with the rows of a call.
+        """
+        if mask is not None or self.layers.rows.first is not None or len(x) <= PART:
+            return self._run(x, positions, cache, mask, cache.length)
+        starts = range(0, len(x), PART)
+        return torch.cat([self._run(x[a : a + PART], positions[a : a + PART], cache, None, cache.length + a)
+                          for a in starts])  # fmt: skip
+
+    def _run(self, x: Tensor, positions: Tensor, cache: KVCache, mask: Tensor | None, context: int) -> Tensor:
         n, threads, first = len(x), torch.get_num_threads(), self.layers.rows.first
         x, hidden = x.float().contiguous(), torch.empty(n, self.layers.hidden_size)
         size = self.library.scratch_size(self.at, n, cache.capacity, int(mask is not None), threads)
         if size > len(self.scratch):
             self.scratch = torch.empty(size)
         self.library.forward(
-            self.at, x.data_ptr(), positions.data_ptr(), n, n if first is None else first, cache.length,
+            self.at, x.data_ptr(), positions.data_ptr(), n, n if first is None else first, context,
             None if mask is None else mask.data_ptr(),
             0 if mask is None else mask.stride(0), cache.data.data_ptr(), cache.capacity, hidden.data_ptr(),
             self.scratch.data_ptr(), threads,

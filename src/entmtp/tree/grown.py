@@ -32,10 +32,12 @@ class MaskPool:
 
     def __init__(self, max_nodes: int, groups: int, capacity: int, dtype: torch.dtype, device: str):
         self.capacity, self.device, self.low = capacity, device, np.float32(torch.finfo(dtype).min)
-        self.buffers = [torch.zeros(groups * n, capacity + n, dtype=dtype) for n in range(1, max_nodes + 2)]
+        self.dtype = dtype
+        kept = torch.float32 if dtype == torch.float16 else dtype  # the kernel knows no float16
+        self.buffers = [torch.zeros(groups * n, capacity + n, dtype=kept) for n in range(1, max_nodes + 2)]
 
     def fill(self, parents: list[int]) -> Tensor:
         """Buffer [groups * n, capacity + n]: zeros on the context, the ancestors of n nodes on the right."""
         buffer = self.buffers[len(parents) - 1]
         tree_mask(array(buffer), self.capacity, np.asarray(parents), self.low)
-        return buffer.to(self.device)
+        return buffer.to(self.device, self.dtype)
