@@ -1,6 +1,7 @@
 """The main job, end to end, on a two-layer random model."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -63,6 +64,19 @@ def test_interrupted_bench_resumed_and_lost_nothing(smoke):
         now = rows[row["task"], row["policy"], row["prompt_id"]]
         assert (now["decode_s"], list(now["tokens"])) == (row["decode_s"], row["tokens"])
     assert not list((smoke / "results/smoke/bench").glob("*.journal.jsonl"))
+
+
+def test_a_bench_whose_end_was_never_noted_is_not_timed_again(smoke, tmp_path):
+    """Killed after the job's last line and before Snakemake's own, an output counts as incomplete and is deleted."""
+    folder, name = tmp_path / "copy", "results/smoke/bench/sharegpt.parquet"
+    shutil.copytree(smoke, folder)
+    seconds = [pd.read_parquet(folder / name)["decode_s"].tolist()]
+    for _ in range(2):
+        (folder / name).unlink()
+        done = snakemake(folder, name)
+        assert done.returncode == 0, done.stderr[-3000:]
+        seconds.append(pd.read_parquet(folder / name)["decode_s"].tolist())
+    assert seconds[0] != seconds[1] == seconds[2]
 
 
 def test_second_run_has_nothing_to_do(smoke):

@@ -163,8 +163,8 @@ def confadapt(inp, out, params) -> None:
     margin = from_plain(BenchConfig, params["bench"]).tie_margin[params["dtype"]]
     result = {"task": params["task"], "dtype": params["dtype"],
               "policies": verified.verdicts_of(rows, tests, targets, margin)}  # fmt: skip
+    # the journal stays until the rows are judged, as a bench's does until its check
     write_verdicts(out.check, result, "differ from plain decoding of the verifying model by more than a numerical tie")
-    journal.remove()
 
 
 def confadapt_judged(inp, out, params) -> None:
@@ -186,6 +186,7 @@ def confadapt_judged(inp, out, params) -> None:
     summary = [row for row in read_json(inp.summary)["rows"] if row["task"] == params["task"]]
     made += entmtp_rows(bench, summary, tests, base.tokenizer, scoring)
     write_json(out.part, [{"task": params["task"], **row} for row in made])
+    Path(inp.rows).with_suffix(".journal.jsonl").unlink(missing_ok=True)
 
 
 def _with_answers(tests: list[dict], params) -> tuple[str | None, list[dict]]:
