@@ -30,7 +30,7 @@ reproduce: $(READY) ## the main job: tables, figures and report in results/ (ARG
 	$(BIN)/snakemake --cores all $(ARGS)
 
 # as many processes as there are cores; threads that wait for one another sleep, since another process wants the core
-TESTS := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses auto --no-loadscope-reorder
+TESTS := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses logical --no-loadscope-reorder
 
 test: $(READY) lint ## everything that CI runs
 	$(TESTS) $(ARGS)
