@@ -21,10 +21,12 @@ def split_overrides(given: Any) -> list[str]:
 
 def group_overrides(group: str, name: str, extra: dict) -> list[str]:
     """Hydra overrides that choose `name` in a group and apply what the experiment changes in it."""
-    adds = {
-        key: "++" if isinstance(value, dict) else "" for key, value in extra.items()
-    }  # mappings are closed to Hydra
-    return [f"{group}={name}", *(f"{adds[key]}{group}.{key}={literal(value)}" for key, value in extra.items())]
+
+    def change(key: str, value: Any) -> str:
+        added = "++" if isinstance(value, dict) else ""  # Hydra closes mappings to new keys
+        return f"{added}{group}.{key}={literal(value)}"
+
+    return [f"{group}={name}", *(change(key, value) for key, value in extra.items())]
 
 
 def literal(value: Any) -> str:

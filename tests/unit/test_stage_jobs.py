@@ -4,6 +4,7 @@ import os
 import sys
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from entmtp.errors import EntmtpError
@@ -123,6 +124,6 @@ def test_perplexity_is_judged_in_float32_whatever_the_run_decodes_in(monkeypatch
 
     monkeypatch.setattr(online, "open_block", open_block)
     monkeypatch.setattr("entmtp.tasks.read_prompts", lambda *_: [])
-    monkeypatch.setattr(online, "read_parquet", lambda _: __import__("pandas").DataFrame({"tokens": []}))
+    monkeypatch.setattr(online, "read_parquet", lambda _: pd.DataFrame({"tokens": []}))
     with pytest.raises(Seen, match="float32"):
         online.perplexity(SimpleNamespace(prompts="p", bench="b"), None, {"dtype": "bfloat16", "task": "t"})

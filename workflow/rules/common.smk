@@ -165,12 +165,8 @@ def corpus_sources():
 
 def kept_out():
     """Prompts that heads must not learn from: the tasks', and those that judge the heads later where they are at hand."""
-
-    def missing(task):
-        source = prompt_file(TASK_CFG[task], CFG.resources)
-        return source is not None and not source.is_file()
-
-    judging = [task for task in CFG.heads_tasks if not missing(task)]
+    files = {task: prompt_file(TASK_CFG[task], CFG.resources) for task in CFG.heads_tasks}
+    judging = [task for task, file in files.items() if file is None or file.is_file()]
     return [f"{RUN}/prompts/{task}.jsonl" for task in dict.fromkeys([*TASKS, *judging])]
 
 

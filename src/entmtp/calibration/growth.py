@@ -106,7 +106,7 @@ def replay_growth(trace: GrowthTrace, policy: GrowingPolicy, expected: NDArray[n
     made = Grown(np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros((n, depth), np.int64))
     rate = -1.0 if policy.rate is None else policy.rate
     if expected is None:
-        expected = trace.probability if policy.rate is None else chances(trace, policy.calibration)
+        expected = chances(trace, policy.calibration)
     grow_all(trace.order, trace.probability, expected, trace.depth, trace.parent, trace.on_path, policy.expand,
              policy.max_depth, policy.nodes, rate, policy.step_array, made.nodes, made.accepted,
              made.rows)  # fmt: skip

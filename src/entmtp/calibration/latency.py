@@ -104,18 +104,16 @@ def _propose(drafter, depth: int, rows: int, hidden: torch.Tensor) -> None:
 
 def _schedulers(decoder: Decoder, prompt: list[int], decoding: DecodingConfig) -> dict[str, float]:
     """signal_ms, grow_ms: what choosing takes by a signal, and by growing, beyond what a single tree's policy takes."""
-    drafter, one = decoder.drafter, Tree.of([(0,)])
-    policies = {
-        "": Policy("static", [one]),
-        "signal_ms": LadderPolicy("signal", [one, Tree.of([(0,), (1,)])], 0, min(2, drafter.depth), [0.5]),
-        "grow_ms": GrowingPolicy("grow", [], children=min(8, drafter.width), max_depth=drafter.depth),
-    }
-    taken = {}
-    for name, policy in policies.items():
+
+    def taken(policy: Policy) -> float:
         steps = decoder.generate(prompt, policy, decoding).steps
-        taken[name] = 1000 * median(step.scheduler_seconds for step in steps) if steps else 0.0
-    alone = taken.pop("")
-    return {name: max(0.0, ms - alone) for name, ms in taken.items()}
+        return 1000 * median(step.scheduler_seconds for step in steps) if steps else 0.0
+
+    drafter, one = decoder.drafter, Tree.of([(0,)])
+    signal = LadderPolicy("signal", [one, Tree.of([(0,), (1,)])], 0, min(2, drafter.depth), [0.5])
+    grow = GrowingPolicy("grow", [], children=min(8, drafter.width), max_depth=drafter.depth)
+    alone = taken(Policy("static", [one]))
+    return {"signal_ms": max(0.0, taken(signal) - alone), "grow_ms": max(0.0, taken(grow) - alone)}
 
 
 def _live(decoder: Decoder, table: LatencyTable, prompt: list[int], decoding: DecodingConfig) -> tuple[float, float]:

@@ -10,14 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from entmtp.distill.loss import SURE, Outcome, one_of
+from entmtp.distill.loss import SURE, Outcome, losses, one_of
 from entmtp.distill.mask_rows import MaskBatch
 
-# logits [rows, V] of what is read at `there` [b, m]: (ids or None for masks, positions [b, m], sees [b, m, …], there)
-Read = Callable[[Tensor | None, Tensor, Tensor, Tensor], Tensor]
+# logits [rows, V] of what is read at `there` [b, m], after what was read before: masks (positions [b, m], sees
+# [b, 1, m, …], there), or the tokens `ids` [b, m] (ids, positions, sees, there)
+Asked = Callable[[Tensor, Tensor, Tensor], Tensor]
+Answered = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass
@@ -32,12 +33,12 @@ class Rows:
         return self.blocks >= 0
 
     def sees(self, length: int, earlier: Tensor) -> Tensor:
-        """[b, m, length + earlier + m] bool: the text before the cut, the block's own earlier rows (`earlier` [b, …]:
-        whose the rows before are), itself."""
+        """[b, 1, m, length + earlier + m] bool: the text before the cut, the block's own earlier rows (`earlier`
+        [b, …]: whose the rows before are), itself."""
         text = torch.arange(length, device=self.cut.device) < self.cut[:, :, None]
         own = self.blocks[:, :, None] == earlier[:, None, :]
         itself = torch.eye(self.cut.shape[1], dtype=torch.bool, device=self.cut.device).expand(len(self.cut), -1, -1)
-        return torch.cat((text & self.there[:, :, None], own & self.there[:, :, None], itself), dim=-1)
+        return torch.cat((text & self.there[:, :, None], own & self.there[:, :, None], itself), dim=-1)[:, None]
 
 
 def rows_of(batch: MaskBatch, alive: Tensor) -> Rows:
@@ -52,12 +53,13 @@ def rows_of(batch: MaskBatch, alive: Tensor) -> Rows:
 
 
 def forced_by_depth(
-    batch: MaskBatch, student: Read, teacher: Read, counting: Tensor, stop_ids: set[int], soft: bool, threshold: float
-) -> Outcome:
+    batch: MaskBatch, student: Asked, teacher: Answered, counting: Tensor, stop_ids: set[int], soft: bool,
+    threshold: float,
+) -> Outcome:  # fmt: skip
     """As `loss.against_teacher` with this prefix threshold (at most 0.9), of masks' predictions; `counting` [n]: blocks
     that count at all, over which the figures are taken."""
     alive, sure, reads = counting.clone(), counting.clone(), batch.first.clone()
-    losses, counted, right, block = [], 0, 0, 0
+    parts, counted, right, block = [], 0, 0, 0
     earlier = batch.cut.new_zeros(len(batch.cut), 0)
     for depth in range(batch.k - 1):
         at = alive.nonzero().squeeze(1)
@@ -65,26 +67,18 @@ def forced_by_depth(
             break
         rows = rows_of(batch, alive)
         positions, sees = torch.where(rows.there, rows.cut + depth, 0), rows.sees(batch.ids.shape[1], earlier)
-        said = student(None, positions, sees, rows.there).float().log_softmax(dim=-1)
+        said = student(positions, sees, rows.there).float().log_softmax(dim=-1)
         best, chosen = said.detach().max(dim=-1)
         ids = torch.zeros_like(rows.blocks)
         ids[rows.there] = reads[at]
         judged = teacher(ids, positions, sees, rows.there)
         labels = judged.max(dim=-1).indices
-        losses.append(_each(said, judged, labels, soft).sum())
+        parts.append(losses(said, judged, labels, soft).sum())
         counted, right = counted + len(at), right + int((chosen == labels).sum())
         sure[at] &= best >= SURE
         block += int(sure[at].sum())
         alive[at] = (best >= math.log(threshold)) & ~one_of(labels, stop_ids)
         reads[at] = chosen
         earlier = torch.cat((earlier, rows.blocks), dim=1)
-    loss = torch.stack(losses).sum() / counted if losses else torch.zeros((), requires_grad=True)
+    loss = sum(parts) / counted if parts else torch.zeros((), requires_grad=True)
     return Outcome(loss, right / max(1, counted), 1 + block / max(1, int(counting.sum())))
-
-
-def _each(said: Tensor, judged: Tensor, labels: Tensor, soft: bool) -> Tensor:
-    """Losses [rows]: cross-entropy with the teacher's choice, or KL divergence from its distribution."""
-    if not soft:
-        return -said.gather(-1, labels[:, None])[:, 0]
-    wanted = judged.float().softmax(dim=-1)
-    return F.kl_div(said[:, : judged.shape[-1]], wanted, reduction="none").nan_to_num(0.0).sum(dim=-1)

@@ -78,12 +78,16 @@ def against_teacher(
         counts = counts & counting[:, None]
     if prefix_threshold is not None:
         counts = counts & before_first(best.exp() < prefix_threshold)
-    if soft:
-        aligned = said[..., : judged.shape[-1]]  # the teacher may lack the mask's column
-        each = F.kl_div(aligned, judged.float().softmax(dim=-1), reduction="none").nan_to_num(0.0).sum(dim=-1)
-    else:
-        each = -said.gather(-1, labels[..., None])[..., 0]
-    return _outcome(each, counts, best[:, own:], chosen == labels)
+    return _outcome(losses(said, judged, labels, soft), counts, best[:, own:], chosen == labels)
+
+
+def losses(said: Tensor, judged: Tensor, labels: Tensor, soft: bool) -> Tensor:
+    """Of each of the student's log-probabilities `said` [..., V]: cross-entropy with the teacher's choices `labels`
+    [...], or KL divergence from its distribution (logits `judged` [..., V])."""
+    if not soft:
+        return -said.gather(-1, labels[..., None])[..., 0]
+    aligned = said[..., : judged.shape[-1]]  # the teacher may lack the mask's column
+    return F.kl_div(aligned, judged.float().softmax(dim=-1), reduction="none").nan_to_num(0.0).sum(dim=-1)
 
 
 def text_loss(student: nn.Module, batch: Batch, mask_id: int, stop_ids: set[int]) -> Outcome:

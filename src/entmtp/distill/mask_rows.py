@@ -38,6 +38,10 @@ class MaskBatch:
         length = self.ids.shape[1]
         return torch.ones(length, length, dtype=torch.bool, device=self.ids.device).tril()[None, None]
 
+    def there(self) -> Tensor:
+        """[b, M] bool: which masks are of real blocks."""
+        return self.real.repeat_interleave(self.k - 1, dim=1)
+
     def block_mask(self) -> Tensor:
         """[b, 1, M, L + M] bool: a mask sees the text before its cut, the masks of its block before it, and itself."""
         at = torch.arange(self.ids.shape[1], device=self.ids.device)

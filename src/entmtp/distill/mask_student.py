@@ -6,13 +6,14 @@ and the teacher, at the same places, what the student said there.
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from entmtp.config import DistillConfig
-from entmtp.distill.by_depth import Read, forced_by_depth
+from entmtp.distill.by_depth import forced_by_depth
 from entmtp.distill.loss import SURE, Outcome, against_teacher, against_text, one_of
 from entmtp.distill.mask_rows import MaskBatch, cuts_of, pack_masks
 from entmtp.target.generic import Cache, additive, growing, run_layers, text_context
@@ -45,9 +46,8 @@ class MaskStudent:
         context, counting = self.read(batch), ~one_of(batch.first, self.stop_ids)
         threshold = self.config.prefix_threshold
         if not from_text and threshold and threshold <= math.exp(SURE):
-            return forced_by_depth(batch, self._reader(growing(context), masks=True),
-                                   self._reader(growing(context), masks=False), counting, self.stop_ids,
-                                   self.config.soft, threshold)  # fmt: skip
+            student, teacher = partial(self.asked, growing(context)), partial(self.answered, growing(context))
+            return forced_by_depth(batch, student, teacher, counting, self.stop_ids, self.config.soft, threshold)
         said = self.said(batch, context)
         if from_text:
             return against_text(said, batch.text, self.stop_ids, counting, own=0)
@@ -62,42 +62,35 @@ class MaskStudent:
             run_layers(self.model, vectors, positions, additive(batch.text_mask(), vectors.dtype), context)
         return context
 
-    def _reader(self, context: Cache, masks: bool) -> Read:
-        """Logits of further rows after `context`, which grows by them: of masks by the student, with gradients, or of
-        tokens by the original model."""
-        dtype, head = self._embedding.weight.dtype, self.model.get_output_embeddings()
-
-        def read(ids: Tensor | None, positions: Tensor, sees: Tensor, there: Tensor) -> Tensor:
-            vectors = self.adapter.row.to(dtype).expand(*positions.shape, -1) if masks else self._embed(ids)
-            self.adapter.rows.first = 0 if masks else None
-            try:
-                with torch.set_grad_enabled(masks):
-                    hidden = run_layers(self.model, vectors, positions, additive(sees[:, None], dtype), context)
-                    return F.linear(hidden[there], head.weight, head.bias)
-            finally:
-                self.adapter.rows.first = None
-
-        return read
-
     def said(self, batch: MaskBatch, context: Cache) -> Tensor:
         """Log-probabilities [n, k - 1, V] of what the masks say, with gradients."""
-        masks = self.adapter.row.to(self._embedding.weight.dtype).expand(*batch.positions.shape, -1)
+        logits = self.asked(context, batch.positions, batch.block_mask(), batch.there())
+        return logits.view(-1, batch.k - 1, logits.shape[-1]).float().log_softmax(dim=-1)
+
+    def judged(self, batch: MaskBatch, context: Cache, chosen: Tensor) -> Tensor:
+        """Logits [n, k - 1, V] of the original model, which reads what the student chose [n, k - 1]."""
+        logits = self.answered(context, batch.forced(chosen), batch.positions, batch.block_mask(), batch.there())
+        return logits.view(-1, batch.k - 1, logits.shape[-1])
+
+    def asked(self, context: Cache, positions: Tensor, sees: Tensor, there: Tensor) -> Tensor:
+        """The student's logits [rows, V] of masks at `positions` [b, m] that see `sees` [b, 1, m, context + m], where
+        `there` [b, m] says."""
+        vectors = self.adapter.row.to(self._embedding.weight.dtype).expand(*positions.shape, -1)
         self.adapter.rows.first = 0
         try:
-            return self._logits(batch, masks, context).float().log_softmax(dim=-1)
+            return self._logits(vectors, positions, sees, there, context)
         finally:
             self.adapter.rows.first = None
 
     @torch.no_grad()
-    def judged(self, batch: MaskBatch, context: Cache, chosen: Tensor) -> Tensor:
-        """Logits [n, k - 1, V] of the original model, which reads what the student chose [n, k - 1]."""
-        return self._logits(batch, self._embed(batch.forced(chosen)), context)
+    def answered(self, context: Cache, ids: Tensor, positions: Tensor, sees: Tensor, there: Tensor) -> Tensor:
+        """As `asked`, the original model's of tokens."""
+        return self._logits(self._embed(ids), positions, sees, there, context)
 
-    def _logits(self, batch: MaskBatch, vectors: Tensor, context: Cache) -> Tensor:
-        hidden = run_layers(self.model, vectors, batch.positions, additive(batch.block_mask(), vectors.dtype), context)
-        hidden = hidden.view(*batch.real.shape, batch.k - 1, -1)[batch.real]
+    def _logits(self, vectors: Tensor, positions: Tensor, sees: Tensor, there: Tensor, context: Cache) -> Tensor:
+        hidden = run_layers(self.model, vectors, positions, additive(sees, vectors.dtype), context)
         head = self.model.get_output_embeddings()
-        return F.linear(hidden, head.weight, head.bias)
+        return F.linear(hidden[there], head.weight, head.bias)
 
     @property
     def _embedding(self) -> nn.Module:

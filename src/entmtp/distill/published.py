@@ -48,20 +48,19 @@ def load_multi_token(
 ) -> tuple[Target, int]:
     """A multi-token model as a target, and its mask token's id. `folder` may be an adapter's for the model in `base`.
     Raises EntmtpError for an unknown stop token."""
-    adapted = base is not None and is_adapter(folder)
-    if adapted:
+    if base is not None and is_adapter(folder):
         target = load_adapted(config, base, folder, dtype, device)
+        mask_id = target.mask_id
+        if config.mask_id not in (None, mask_id):
+            raise EntmtpError(f"mtp.mask_id={config.mask_id}: the adapter's own mask is {mask_id}")
     else:
         target = load_target(config, folder, dtype, device)
+        mask_id = find_mask_id(target.config, target.tokenizer, target.vocab_size, config.mask_id)
     vocabulary = target.tokenizer.get_vocab()
     unknown = [token for token in config.stop_tokens if token not in vocabulary]
     if unknown:
         raise EntmtpError(f"mtp.stop_tokens: {', '.join(unknown)} is no token of {folder}")
     stops = target.stop_ids | {vocabulary[token] for token in config.stop_tokens}
-    if adapted and config.mask_id not in (None, target.mask_id):
-        raise EntmtpError(f"mtp.mask_id={config.mask_id}: the adapter's own mask is {target.mask_id}")
-    mask_id = target.mask_id if adapted else find_mask_id(target.config, target.tokenizer, target.vocab_size,
-                                                          config.mask_id)  # fmt: skip
     return replace(target, stop_ids=stops), mask_id
 
 

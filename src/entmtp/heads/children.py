@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from entmtp.heads import kernels
-from entmtp.target.cpu import array
+from entmtp.target.cpu import array, readable
 
 
 def best_children(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -17,6 +17,5 @@ def best_children(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         top = logits.topk(count, dim=-1)
         return top.indices, (top.values.float() - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
     ids, probability = torch.empty(len(logits), count, dtype=torch.long), torch.empty(len(logits), count)
-    logits = logits.float() if logits.dtype == torch.float16 else logits  # the kernels know no float16
-    kernels.best_of_rows(array(logits.contiguous()), ids.numpy(), probability.numpy())
+    kernels.best_of_rows(array(readable(logits)), ids.numpy(), probability.numpy())
     return ids, probability

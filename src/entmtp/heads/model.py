@@ -204,10 +204,10 @@ def load_heads(folder: str | Path, target) -> DraftHeads:
         heads.load_state_dict({key: v if key == "token_map" else v.float() for key, v in state.items()})
     except Exception as error:  # torch, safetensors and transformers have no common type for what does not fit
         raise EntmtpError(f"{folder / 'model.safetensors'}: does not match its config.json ({error})") from error
-    if config.prefix and PrefixFormat(**config.prefix).max_positions < target.max_positions:
+    known = PrefixFormat(**config.prefix).max_positions if config.prefix else target.max_positions
+    if known < target.max_positions:
         raise EntmtpError(
-            f"{folder}: the prefix layer knows {PrefixFormat(**config.prefix).max_positions} positions, but the target "
-            f"has {target.max_positions}"
+            f"{folder}: the prefix layer knows {known} positions, but the target has {target.max_positions}"
         )
     for token in (int(heads.token_map.min()), int(heads.token_map.max())):
         if not 0 <= token < target.vocab_size:

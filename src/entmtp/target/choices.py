@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from entmtp.target import kernels
-from entmtp.target.cpu import array
+from entmtp.target.cpu import array, readable
 from entmtp.target.native import library
 
 
@@ -15,7 +15,7 @@ def top1_prob(logits: Tensor) -> Tensor:
     """Largest softmax probability of each row: [n, v] -> float32 [n]."""
     if logits.device.type != "cpu":
         return logits.softmax(dim=-1, dtype=torch.float32).amax(dim=-1)
-    logits = _readable(logits)
+    logits = readable(logits)
     probability, compiled = torch.empty(len(logits)), _compiled(logits)
     if compiled is not None:
         compiled.top1(logits.data_ptr(), *logits.shape, probability.data_ptr())
@@ -28,18 +28,13 @@ def first_largest(scores: Tensor) -> list[int]:
     """Column of each row's largest of scores [n, v]: of equals the first on a CPU, elsewhere as torch decides."""
     if scores.device.type != "cpu":
         return scores.argmax(dim=-1).tolist()
-    scores = _readable(scores)
+    scores = readable(scores)
     compiled = _compiled(scores)
     if compiled is None:
         values = array(scores)
         return [kernels.argmax(values, row) for row in range(len(values))]
     at, size = scores.data_ptr(), scores.shape[1]
     return [compiled.first_largest(at + scores.itemsize * size * row, size) for row in range(len(scores))]
-
-
-def _readable(values: Tensor) -> Tensor:
-    """As the compiled kernels read them: they know no float16 (a CPU computes in it for tests and conversions only)."""
-    return (values.float() if values.dtype == torch.float16 else values).contiguous()
 
 
 def _compiled(values: Tensor):

@@ -18,6 +18,11 @@ def array(tensor: Tensor) -> np.ndarray:
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
+def readable(values: Tensor) -> Tensor:
+    """As the compiled kernels read them: they know no float16 (a CPU computes in it for tests and conversions only)."""
+    return (values.float() if values.dtype == torch.float16 else values).contiguous()
+
+
 class Buffers:
     """Activations of n rows, reused by every step of that size."""
 
