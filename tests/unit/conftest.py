@@ -1,8 +1,11 @@
 """A finished run in small: the tiny target in its resources folder, heads, a bank of three trees, fitted policies."""
 
 import pytest
+import torch
 from train_fixture import CORPUS, texts
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from entmtp import load
 from entmtp.config import PolicyConfig
 from entmtp.heads.features import Features, compute_shard
 from entmtp.heads.model import save_heads
@@ -44,3 +47,23 @@ def world(tmp_path_factory, tiny_folder, tiny_heads):
 def features(tiny) -> Features:
     """What `train_fixture.texts` have for heads to learn from."""
     return Features([compute_shard(tiny, texts(), CORPUS)])
+
+
+@pytest.fixture(scope="module")
+def model(tiny_folder):
+    return AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_folder):
+    return AutoTokenizer.from_pretrained(tiny_folder)
+
+
+@pytest.fixture(scope="module")
+def run(world):
+    return world / "results" / "smoke"
+
+
+@pytest.fixture(scope="module")
+def lm(model, tokenizer, run):
+    return load(model, tokenizer=tokenizer, bank=run)
