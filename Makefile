@@ -69,7 +69,7 @@ bench-peers: $(READY) ## our decoding beside transformers' on a finished run's p
 bench-long: $(READY) ## memory and speed over 10,000 tokens in one process (ARGS="texts=100")
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m entmtp.long_run $(ARGS)
 
-verify-reproduction: $(READY) ## token-level results of a finished run against the committed hashes (ARGS="experiment=smoke")
+verify-reproduction: $(READY) ## token-level results of a finished run against the committed hashes (ARGS="experiment=quick")
 	$(BIN)/python -m entmtp.reproduction $(ARGS)
 
 archive: $(READY) ## a finished run as one folder with a manifest in archives/ (ARGS="experiment=main")
@@ -109,8 +109,9 @@ test-wheel: $(READY) ## build the wheel, install it into an empty environment an
 tables: $(READY) ## every table and figure again, from a finished run's W&B runs alone (ARGS="experiment=main")
 	$(BIN)/python -m entmtp.from_logs $(ARGS)
 
+# What was trained follows from the run's prompts, so these stay, and what Snakemake knows of both.
 clean: ## remove what can be made again, but for downloads, .venv, W&B's folders, and what was trained (results/*/heads, distill)
-	@[ ! -d results ] || find results -type f ! -path '*/heads/*' ! -path '*/distill/*' -delete
+	@[ ! -d results ] || find results -type f ! -path '*/heads/*' ! -path '*/distill/*' ! -path '*/prompts/*' -delete
 	@[ ! -d results ] || find results -type d -empty -delete
 	@[ ! -d logs ] || find logs -mindepth 1 -maxdepth 1 ! -name wandb -exec rm -rf {} +
-	rm -rf benchmarks outputs multirun .snakemake
+	rm -rf benchmarks outputs multirun .snakemake/log

@@ -2,6 +2,8 @@
 
 import importlib.util
 import os
+import shutil
+import tempfile
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -35,10 +37,17 @@ DEPTH, WIDTH, DRAFT_VOCAB = 4, 16, 100
 
 
 def pytest_sessionstart(session) -> None:
-    """What pipeline tests share in the checkout is made once, before there are workers that would make it at once."""
-    if not hasattr(session.config, "workerinput"):
-        folder = Path(__file__).resolve().parents[1] / "resources" / "targets" / "tiny"
-        fetch_target(TargetConfig(name="tiny", source="random"), folder)
+    """What pipeline tests share in the checkout is made once, before there are workers that would make it at once, and
+    again where this code makes another."""
+    if hasattr(session.config, "workerinput"):
+        return
+    folder = Path(__file__).resolve().parents[1] / "resources" / "targets" / "tiny"
+    with tempfile.TemporaryDirectory() as work:
+        made = fetch_target(TargetConfig(name="tiny", source="random"), Path(work) / "tiny")
+        content = [{path.name: path.read_bytes() for path in of.glob("*")} for of in (made, folder)]
+        if content[0] != content[1]:
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(made, folder)
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which plain runs do without

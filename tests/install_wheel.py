@@ -9,7 +9,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "src", "conf")
+SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "CITATION.cff", "src", "conf",
+           "workflow/schemas", "workflow/report", "docs/reproduction")  # fmt: skip
 
 # the README's five lines, on a model and heads that are made here
 EXAMPLE = """

@@ -42,6 +42,10 @@ def make_archive(run: Path, folder: Path) -> Path:
     if not (run / "summary.json").is_file():
         raise EntmtpError(f"{run}/summary.json: no such file; finish the run first (`snakemake --cores all`)")
     provenance = read_json(run / "summary.json")["provenance"]
+    for name, expected in provenance.get("timed_sha256", {}).items():
+        if not (run / name).is_file() or sha256_file(run / name) != expected:
+            raise EntmtpError(f"{run / name}: not the file that {run}/summary.json was made from; finish the run again "
+                              "(`snakemake --cores all`)")  # fmt: skip
     target = folder / archive_name(run.name, provenance)
     if target.exists():
         raise EntmtpError(f"{target}: this run has been archived already; remove it to archive it again")

@@ -20,6 +20,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         epilog=f"""\
 mtp=FOLDER            a multi-token model, or an adapter for the target (results/confadapt/distill/short)
 threshold=P           commit the longest prefix of predictions that are at least this sure (default 0.9)
+masks=P               the same of all but the first, which is committed however sure
 static=K              commit always K predictions instead
 verify=true           commit what the model itself would say one by one: the same text, sooner
 k_max=N               most predictions a forward (default 8)

@@ -75,7 +75,14 @@ __all__ = [
 KINDS = ("ar", "static", "star", "ladder", "tau", "cost_aware", "adaptive", "bandit", "dynamic", "marginal")
 PACKAGE = Path(__file__).resolve().parent
 # a wheel carries conf/ inside the package (setup.py), in a checkout it lies beside `src`
-CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parents[1] / "conf"
+
+
+def shipped(name: str, in_checkout: str) -> Path:
+    """What a wheel carries inside the package (setup.py), and a checkout has elsewhere."""
+    return PACKAGE / name if (PACKAGE / name).exists() else PACKAGE.parents[1] / in_checkout
+
+
+CONF = shipped("conf", "conf")
 
 
 # Hydra starts from the dataclasses (conf/config.yaml lists `schema` first), so that every key can be overridden by
@@ -208,6 +215,11 @@ def _check_values(config: Config) -> None:
     for key in ("experiment", *(f"{group}.name" for group in groups)):
         block, _, name = key.rpartition(".")
         check_name(f"config key '{key}':", getattr(getattr(config, block) if block else config, name))
+    if config.confadapt.enabled and config.decoding.mode != "greedy":
+        raise EntmtpError(
+            f"config key 'decoding.mode': {config.decoding.mode}, but blocks are decoded greedily and must stand "
+            "beside greedy texts; decoding.mode=greedy, or confadapt.enabled=false"
+        )
     one_of = {
         "dtype": (config.dtype, ("float32", "bfloat16", "float16")),
         "decoding.mode": (config.decoding.mode, ("greedy", "sample", "typical")),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from entmtp.calibration.latency import PROMPT
 from entmtp.command import run_command
-from entmtp.config import Config, DecodingConfig, PlotConfig, compose
+from entmtp.config import Config, DecodingConfig, compose
 from entmtp.decoding.engine import Decoder, make_chooser
 from entmtp.evaluation.tables import markdown_table
 from entmtp.io import write_json, write_text
@@ -200,12 +200,13 @@ def main(overrides: list[str]) -> None:
         rate, made = measure(config, dtype)
         rates.append(rate)
         rows += made
-    about = provenance({"target": config.target.name, "device": config.device, "dtype": config.dtype})
+    about = provenance({"target": config.target.name, "device": config.device,
+                        "dtype": ", ".join(rate["dtype"] for rate in rates)})  # fmt: skip
     about["threads"] = torch.get_num_threads()
     folder = Path(config.results)
     write_json(folder / "engine.json", {"rows": rows, "machine": rates, "provenance": about})
     write_text(folder / "engine.md", markdown(rates, rows, about))
-    save_figure(roofline(rows, PlotConfig()), folder / "engine")
+    save_figure(roofline(rows, config.plot), folder / "engine")
     print(markdown(rates, rows, about))
 
 

@@ -61,8 +61,11 @@ def choose(runs: Iterable[LoggedRun], experiment: str) -> Chosen:
     expected = [("task", task) for task in config["tasks"]]
     expected += [("bench", f"{task}/{policy}") for task in config["tasks"] for policy in config["policies"]]
     if jobs == {"record"}:  # a run that ends without a bench of draft trees
-        expected = [("record", run.name) for run in of_batch]
-    missing = [name for job, name in expected if (job, name) not in chosen]
+        expected = []
+    expected += [("record", run.name) for run in of_batch if run.job == "record"]
+    if config.get("confadapt", {}).get("enabled"):
+        expected.append(("record", "confadapt"))
+    missing = [name for job, name in dict.fromkeys(expected) if (job, name) not in chosen]
     if missing:
         raise EntmtpError(
             f"the W&B runs of experiment '{experiment}' are incomplete, {', '.join(missing[:6])}"
@@ -159,7 +162,9 @@ def regenerate_sweep(runs: Iterable[LoggedRun], sweep: str, out: Path, plot: Plo
         raise EntmtpError(f"no W&B runs of a sweep '{sweep}'; those there are: {', '.join(known[-6:]) or 'none'}")
     chosen = known[-1] if sweep == "latest" else sweep
     _fresh(out)
-    used = [run for run in sorted(jobs, key=lambda run: run.created) if run.config["sweep"] == chosen and run.finished]
+    own = [run for run in sorted(jobs, key=lambda run: run.created) if run.config["sweep"] == chosen]
+    newest = own[-1].config.get("sweep_started")  # an earlier sweep in the same folder is another one
+    used = [run for run in own if run.finished and run.config.get("sweep_started") == newest]
     for run in used:
         write_json(out / str(int(run.config["job"])) / "row.json", json.loads(run.read(f"{FOLDER}/row.json")))
     write_json(out / MARK, {"sweep": chosen, "runs": [{"id": run.id, "where": run.where} for run in used]})
@@ -194,6 +199,8 @@ def _runs(config: Config, sweep: bool) -> list[LoggedRun]:
 
 def _run(arguments: Any) -> int:
     config = compose(arguments.overrides)
+    if arguments.sweep and arguments.compare:
+        raise EntmtpError("--compare holds a run's tables and figures against its folder; a sweep (--sweep) has none")
     runs = _runs(config, bool(arguments.sweep))
     if arguments.sweep:
         out = Path(arguments.out or Path(config.results) / "sweep_from_logs")

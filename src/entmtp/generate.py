@@ -139,6 +139,12 @@ def open_policy(config: Config):
         raise EntmtpError(f"policy '{policy.name}' is fitted as a whole: {', '.join(given)} can be set for tau only")
     if given.get("depth", 0) > config.heads.depth:
         raise EntmtpError(f"policy.depth={given['depth']} exceeds the {config.heads.depth} draft heads")
+    usual = compose([f"policy={policy.name}"]).policy
+    others = [item.name for item in fields(policy) if item.name not in ("tau_on", "tau_off", "depth")]
+    unread = [f"policy.{key}" for key in others if getattr(policy, key) != getattr(usual, key)]
+    if unread:
+        print(f"note: {', '.join(unread)}: not looked at here. The policy is the run's, as it was fitted: such keys "
+              "are for the run (snakemake … overrides=…)", file=sys.stderr)  # fmt: skip
     return build_policy({**fitted, **given}, bank)
 
 

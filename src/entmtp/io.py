@@ -145,6 +145,19 @@ def sha256_file(path: str | Path) -> str:
         raise EntmtpError(f"{path}: {_reason(error)}") from error
 
 
+def weights_digest(folder: str | Path, ends: int = 1 << 20) -> str:
+    """SHA-256 over names, sizes and both ends of the weight files: tells fine-tunes apart without reading gigabytes."""
+    digest = hashlib.sha256()
+    for path in sorted([*Path(folder).glob("*.safetensors"), *Path(folder).glob("*.bin")]):
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(ends))
+            file.seek(max(0, size - ends))
+            digest.update(file.read(ends))
+    return digest.hexdigest()
+
+
 def sha256_json(value: Any) -> str:
     """Hash of a JSON value, independent of key order."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False)

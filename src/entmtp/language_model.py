@@ -7,12 +7,13 @@ import operator
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
 
 from entmtp.config import DecodingConfig
-from entmtp.decoding.engine import Decoder, Step
+from entmtp.decoding.engine import Decoder, Step, check_prompt
 from entmtp.decoding.processors import Processor, checked_processors
 from entmtp.decoding.text_stream import StopStrings, TextStream
 from entmtp.errors import EntmtpError
@@ -151,6 +152,7 @@ class LanguageModel:
         self.target, self.drafter, self.policy, self.source = target, drafter, policy, source
         self._decoder: Decoder | None = None
         self._lock, self._turn = threading.Lock(), 0
+        self._holder: int | None = None  # thread that holds the lock
 
     @property
     def tokenizer(self) -> Any:
@@ -186,14 +188,27 @@ class LanguageModel:
     ) -> Iterator[Step | None]:
         """`Decoder.stream` of one text. What cannot work is said now, not at the first step."""
         checked = checked_processors(processors)
-        self.target.check_room(len(ids), decoding.max_new_tokens)
-        with self._lock:  # two threads must not get one turn: both would write into the one cache
+        check_prompt(self.target, ids, decoding.max_new_tokens)  # before another cache takes this one's place
+        with self._alone():  # two threads must not get one turn: both would write into the one cache
             decoder = self.decoder(Decoder.room(len(ids), decoding.max_new_tokens, self.policy.max_nodes))
             decoder.check(ids, decoding.max_new_tokens, self.policy.max_nodes)
             self._turn += 1
             turn = self._turn
         steps = decoder.stream(ids, self.policy, decoding, prompt_id, stop_ids=stop_ids, processors=checked)
         return self._in_turn(steps, turn)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One thread at a time, which must not come again from within: a logits processor runs inside a step."""
+        if self._holder == threading.get_ident():
+            raise EntmtpError("a logits processor asks the very model whose step it is called in, and would wait for "
+                              "itself: load another one for it")  # fmt: skip
+        with self._lock:
+            self._holder = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._holder = None
 
     def decoder(self, capacity: int = 1) -> Decoder:
         """The decoder, with a cache of at least `capacity` rows."""
@@ -204,7 +219,7 @@ class LanguageModel:
     def _in_turn(self, steps: Iterator[Step | None], turn: int) -> Iterator[Step | None]:
         """The steps of one text, unless another one has taken the cache."""
         while True:
-            with self._lock:
+            with self._alone():
                 if turn != self._turn:
                     raise EntmtpError("another text has been started with this model, so this one cannot go on: use "
                                       "one stream at a time, or load another")  # fmt: skip

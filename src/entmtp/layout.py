@@ -1,6 +1,7 @@
 """Where the things of a run lie, and the configuration of one task or kind of heads: neither torch nor models."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,12 @@ def split_overrides(given: Any) -> list[str]:
     parts = re.findall(r"""(?:[^\s'"]|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")+""", text)
     whole = "".join("".join(parts).split()) == "".join(text.split())
     return parts if whole else text.split()  # a quote that is never closed: Hydra says so
+
+
+def command_of(command: str, experiment: str, overrides: list[str]) -> str:
+    """A Snakemake call as a shell takes it."""
+    said = [f"overrides={shlex.quote(' '.join(overrides))}"] if overrides else []
+    return " ".join([f"{command} --config experiment={experiment}", *said])
 
 
 def group_overrides(group: str, name: str, extra: dict) -> list[str]:

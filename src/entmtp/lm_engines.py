@@ -22,7 +22,7 @@ from entmtp.policy.blocks import PricedBlocks
 from entmtp.policy.schedulers import Policy
 from entmtp.target.load import Target
 
-BLOCKS = ("mtp", "threshold", "static", "k_max", "verify")  # options of ours beside the configuration's
+BLOCKS = ("mtp", "threshold", "masks", "static", "k_max", "verify")  # options of ours beside the configuration's
 SIZES = (1, 2, 4, 8)  # forwards whose milliseconds are measured before blocks are verified, and the largest
 
 
@@ -120,11 +120,12 @@ def _open_blocks(own: dict[str, Any], config: Config, max_length: int) -> BlockE
     if said not in ("true", "false"):
         raise EntmtpError(f"verify={own['verify']}: true or false")
     verify = said == "true"
-    if ("threshold" in own) + ("static" in own) + verify > 1:
-        raise EntmtpError("threshold=, static= and verify=true exclude one another: ConfAdapt, always as many tokens, "
-                          "or blocks that are verified")  # fmt: skip
+    if sum(key in own for key in ("threshold", "masks", "static")) + verify > 1:
+        raise EntmtpError("threshold=, masks=, static= and verify=true exclude one another: ConfAdapt, the masks' "
+                          "confidence alone, always as many tokens, or blocks that are verified")  # fmt: skip
     k_max = _number(int, own, "static" if "static" in own else "k_max", config.confadapt.k_max)
-    rule = BlockRule(k_max, None if "static" in own else _number(float, own, "threshold", 0.9))
+    asked = "masks" if "masks" in own else "threshold"
+    rule = BlockRule(k_max, None if "static" in own else _number(float, own, asked, 0.9), first_free=asked == "masks")
     target, mask_id = _multi_token(own["mtp"], config)
     length = min(max_length, target.max_positions)
     if verify:

@@ -7,6 +7,8 @@ writes long_run.json into `results`. Other arguments are Hydra overrides (`task=
 
 from pathlib import Path
 
+import torch
+
 from entmtp.command import run_command
 from entmtp.config import DecodingConfig, compose
 from entmtp.decoding.engine import Decoder
@@ -64,6 +66,8 @@ def main(arguments: list[str]) -> None:
             raise EntmtpError(f"{argument}: a number of texts of at least 1 is needed")
         texts = int(value)
     config = compose([item for item in arguments if not item.startswith("texts=")])
+    if config.threads:
+        torch.set_num_threads(config.threads)
     target = open_target(config.target, config.resources, config.dtype, config.device)
     prompts = build_prompts(config.task, target.tokenizer, config.resources)
     folder = heads_folder(config.heads, config.target.name, config.resources, run_folder(config))

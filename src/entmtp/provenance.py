@@ -8,14 +8,19 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from entmtp import __version__
-from entmtp.io import sha256_json
+from entmtp.io import sha256_file, sha256_json
 
+DECODING = ("decoding", "heads", "policy", "target", "tree")  # packages whose code runs while tokens are timed
+SOURCES = (".py", ".c", ".h")
 PACKAGES = ("torch", "transformers", "numpy", "pandas", "snakemake", "hydra-core")
 
 
 def git_state() -> dict:
     """Commit and whether the working tree differs from it; None outside a checkout."""
-    root = Path(__file__).resolve().parents[2]
+    package = Path(__file__).resolve().parent
+    root = package.parents[1]
+    if package != root / "src" / "entmtp":  # installed, perhaps into another project's checkout
+        return {"sha": None, "dirty": None}
 
     def git(*args: str) -> str | None:
         done = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True)
@@ -23,6 +28,13 @@ def git_state() -> dict:
 
     sha = git("rev-parse", "HEAD")
     return {"sha": sha, "dirty": bool(git("status", "--porcelain", "--untracked-files=no")) if sha else None}
+
+
+def decoding_code() -> str:
+    """SHA-256 of the code that decodes: a timed run that was interrupted goes on under the same code only."""
+    package = Path(__file__).resolve().parent
+    files = [path for part in DECODING for path in sorted((package / part).rglob("*")) if path.suffix in SOURCES]
+    return sha256_json([[str(path.relative_to(package)), sha256_file(path)] for path in files])
 
 
 def cpu_name() -> str:

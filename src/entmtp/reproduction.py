@@ -22,13 +22,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from entmtp.command import run_command
-from entmtp.config import compose, to_plain
+from entmtp.config import compose, shipped, to_plain
 from entmtp.errors import EntmtpError
 from entmtp.io import read_json, read_jsonl, read_parquet, sha256_json, write_json
 from entmtp.layout import run_folder
 
 FIXED_KINDS = ("ar", "static")
 FITTED = ("depth", "tau_on", "tau_off", "thresholds", "trees", "start", "growing")
+LEARNED = ("cost_aware", "bandit")  # of policies that have them
 
 
 def _prompts(path: Path) -> Any:
@@ -57,7 +58,9 @@ def _bank(path: Path) -> Any:
 
 def _policy(path: Path) -> Any:
     fitted = read_json(path)
-    return [fitted["kind"], fitted["tree"], {key: fitted.get(key) for key in FITTED}]
+    learned = {key: {name: value for name, value in fitted[key].items() if name != "cross_validation"}
+               for key in LEARNED if fitted.get(key)}  # fmt: skip
+    return [fitted["kind"], fitted["tree"], {key: fitted.get(key) for key in FITTED} | learned]
 
 
 def _bench(path: Path, fixed: bool | None) -> Any:
@@ -133,7 +136,7 @@ def rederived(run: Path, overrides: list[str]) -> list[str]:
 
 
 def record_path(experiment: str) -> Path:
-    return Path(__file__).resolve().parents[2] / "docs" / "reproduction" / f"{experiment}.json"
+    return shipped("reproduction", "docs/reproduction") / f"{experiment}.json"
 
 
 def compare(recorded: dict, found: dict) -> bool:

@@ -143,6 +143,7 @@ class ConfAdaptConfig:
     enabled: bool = False
     k_max: int = 8
     thresholds: list[float] = field(default_factory=lambda: [0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995])
+    mask_thresholds: list[float] = field(default_factory=lambda: [0.7, 0.8, 0.9])  # asked of the masks alone
     static: list[int] = field(default_factory=lambda: [2, 3, 4])  # always as many tokens a forward
     # blocks as drafts: verified by the multi-token model itself, by the original model
     lossless: list[str] = field(default_factory=lambda: ["self", "draft"])

@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from entmtp.config import CONF, Config, HeadsConfig, check_choice, refuse_aliases, validate
 from entmtp.errors import EntmtpError, first_line
 from entmtp.io import read_json, read_parquet, write_json
+from entmtp.sweep_gather import started
 
 
 def run_job(config: Config) -> dict:
@@ -188,7 +189,8 @@ def job(raw: DictConfig) -> float:
         row = {**run_job(config), "overrides": overrides, "job": settings.job.num if multirun else 0}
         path = Path(settings.runtime.output_dir) / "row.json"
         write_json(path, row)
-        track_sweep_job(config.tracking, overrides, row, str(settings.sweep.dir) if multirun else "")
+        sweep = (str(settings.sweep.dir), started(settings.sweep.dir)) if multirun else ()
+        track_sweep_job(config.tracking, overrides, row, *sweep)
     except EntmtpError as error:
         if "SUBMITIT_EXECUTOR" in os.environ:
             raise  # on another machine: the result file carries it to the sweep's own process, which says it
@@ -217,7 +219,7 @@ def main() -> None:
         # a launcher's cause would be another process's traceback
         cause = f" ({error.__cause__})" if isinstance(error.__cause__, OmegaConfBaseException) else ""
         absent = "'hydra/launcher/submitit_" in str(error).partition("\n")[0]
-        hint = "; pip install 'entmtp[cluster]'" if absent else ""
+        hint = "; pip install -e '.[cluster]'" if absent else ""
         sys.exit(f"error: config: {' '.join(f'{error}{cause}'.split())}{hint}")
     except OSError as error:  # Hydra's own folders
         sys.exit(f"error: {error.filename}: {error.strerror}")

@@ -45,10 +45,11 @@ class ThresholdGrid:
     task: str
     policy: str
     rows: "pd.DataFrame"
+    label: str = ""  # task, policy, and whatever else tells it from the sweep's other grids
 
     @property
     def title(self) -> str:
-        return f"{self.task}, {self.policy} ({self.rows['engine'].iloc[0]}, {self.rows['split'].iloc[0]} split)"
+        return f"{self.label} ({self.rows['engine'].iloc[0]}, {self.rows['split'].iloc[0]} split)"
 
     def _table(self, key: str) -> "pd.DataFrame":
         fastest = self.rows.sort_values("tokens_per_s", na_position="first").drop_duplicates(
@@ -83,9 +84,12 @@ class ThresholdGrid:
 def threshold_grids(frame: "pd.DataFrame") -> Iterator[ThresholdGrid]:
     """For each task, policy, experiment, engine and split of a sweep's rows that has thresholds and a pair that ran."""
     rows = frame.dropna(subset=["tau_on", "tau_off"])
+    several = [key for key in apart(rows)[2:] if rows[key].nunique(dropna=False) > 1]
     for (task, policy, *_), group in rows.groupby(apart(rows), sort=False, dropna=False):
         if group["tokens_per_s"].notna().any():
-            yield ThresholdGrid(task, policy, group)
+            yield ThresholdGrid(
+                task, policy, group, ", ".join([task, policy, *(str(group[key].iloc[0]) for key in several)])
+            )
 
 
 def describe_optima(frame: "pd.DataFrame") -> list[str]:
@@ -94,7 +98,7 @@ def describe_optima(frame: "pd.DataFrame") -> list[str]:
     for grid in threshold_grids(frame):
         best, pairs = grid.best, int(grid.speed.notna().sum(axis=None))
         lines.append(
-            f"optimum of {grid.task}, {grid.policy}: tau_on={best['tau_on']:.4g} tau_off={best['tau_off']:.4g}, "
+            f"optimum of {grid.label}: tau_on={best['tau_on']:.4g} tau_off={best['tau_off']:.4g}, "
             f"{best['tokens_per_s']:.4g} tokens/s, {best['over_star']:.3f} times the best static tree; "
             f"{int(grid.near().sum(axis=None))} of {pairs} pairs are within 1% of it"
         )

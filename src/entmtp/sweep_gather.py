@@ -2,6 +2,7 @@
 
 import shutil
 import traceback
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,19 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from entmtp.errors import EntmtpError
-from entmtp.io import atomic, read_json, write_parquet
+from entmtp.io import atomic, read_json, write_json, write_parquet
 from entmtp.sweep_figures import describe_optima, heat_maps, over_best
 
 TABLE = ["task", "policy", "heads", "tau_on", "tau_off", "depth", "trees", "accept_length", "tokens_per_s", "over_star"]
+STARTED = ".started.json"  # in a sweep's folder: when it was, which tells it from an earlier one there
 SHOWN = 12  # rows of the closing table, shared by the tasks
 # what decides how fast text can be at all: the best thresholds of the fastest would look like the best thresholds
 ONE_OBJECTIVE = ("task", "experiment", "sweep.split", "sweep.engine")
+
+
+def started(folder: str | Path) -> str:
+    path = Path(folder) / STARTED
+    return str(read_json(path)) if path.is_file() else ""
 
 
 class GatherRows(Callback):
@@ -28,6 +35,7 @@ class GatherRows(Callback):
             raise SystemExit(f"error: {error}") from error
         for old in Path(config.hydra.sweep.dir).rglob("row.json"):  # of an earlier sweep in the same folder
             old.unlink()
+        write_json(Path(config.hydra.sweep.dir) / STARTED, datetime.now(UTC).isoformat())
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         try:

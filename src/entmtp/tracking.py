@@ -72,10 +72,12 @@ def track_files(
     return where
 
 
-def track_sweep_job(config: TrackingConfig, overrides: list[str], row: dict, sweep: str = "") -> dict | None:
+def track_sweep_job(
+    config: TrackingConfig, overrides: list[str], row: dict, sweep: str = "", started: str = ""
+) -> dict | None:
     """One W&B run for a sweep's job: its overrides as configuration, its row as summary and file. None when disabled.
 
-    `sweep` names the multirun that the job is part of: its folder.
+    `sweep` names the multirun that the job is part of: its folder, and `started` when: of several in one folder.
     """
     if config.mode == "disabled":
         return None
@@ -83,7 +85,7 @@ def track_sweep_job(config: TrackingConfig, overrides: list[str], row: dict, swe
     rest = [override for override in overrides if override.partition("=")[0] not in chosen]
     name = "/".join([str(row["task"]), str(row["policy"]), *rest])[:128]  # W&B's limit of a name
     tags = ["sweep", str(row["task"]), str(row["policy"]), str(row["status"])]
-    settings = {**chosen, "overrides": list(overrides), "sweep": sweep, "job": row.get("job")}
+    settings = {**chosen, "overrides": list(overrides), "sweep": sweep, "sweep_started": started, "job": row.get("job")}
     with _run(config, name, str(row["experiment"]), "sweep", tags, settings) as (run, where):
         run.summary.update({key: value for key, value in _flat(row).items() if value is not None})
         _save(run, "row.json", json.dumps(row, allow_nan=False).encode())

@@ -17,10 +17,12 @@ OVERRIDES = (
     "confadapt.enabled=true tasks=[arithmetic,counting] policies=[ar,entmtp_star,entmtp_tau] distill.steps=4 "
     "+distill.prompts={arithmetic:6,counting:8,copying:3} distill.text_batch=5 distill.text_steps=2 distill.cooldown=1 "
     "distill.report_every=2 distill.checkpoint_every=2 distill.spacing=4 distill.batch=2 distill.k_max=3 "
-    "distill.lora_rank=2 confadapt.thresholds=[0.05,1.0] confadapt.static=[2] confadapt.k_max=3"
+    "distill.lora_rank=2 confadapt.thresholds=[0.05,1.0] confadapt.mask_thresholds=[0.05] confadapt.static=[2] "
+    "confadapt.k_max=3"
 )
-METHODS = ["k=1", "static k=2", "confadapt 0.05", "confadapt 1", "lossless_self", "ar", "entmtp_star", "entmtp_tau"]
-MERGED = ["k=1", "static k=2", "confadapt 0.05", "lossless_self", "original k=1", "lossless_draft", "ar"]
+METHODS = ["k=1", "static k=2", "confadapt 0.05", "confadapt 1", "masks 0.05", "lossless_self", "ar", "entmtp_star",
+           "entmtp_tau"]  # fmt: skip
+MERGED = ["k=1", "static k=2", "confadapt 0.05", "masks 0.05", "lossless_self", "original k=1", "lossless_draft", "ar"]
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,8 @@ def test_confadapt_json_holds_a_row_per_task_and_method(run):
     assert by_method["k=1"]["tokens_per_forward"] == by_method["confadapt 1"]["tokens_per_forward"] == 1.0
     assert by_method["confadapt 1"]["same_text"] == 1.0
     assert 1.5 < by_method["static k=2"]["tokens_per_forward"] <= 2.0
+    free, strict = (by_method[f"{rule} 0.05"]["tokens_per_forward"] for rule in ("masks", "confadapt"))
+    assert free >= strict
     check_verified(by_method["lossless_self"], by_method["k=1"])
     # adapters that act on masks only leave the text, verified blocks too, the original model's
     assert by_method["k=1"]["original_text"] == by_method["ar"]["original_text"] == 1.0
@@ -69,7 +73,7 @@ def test_the_model_is_an_adapter_that_other_runs_take(run, tmp_path):
     assert config["k_max"] == 3 and config["masks_only"] and (made / "adapter.safetensors").is_file()
     assert not list((run / "distill").glob("*.checkpoint.pt"))
     overrides = f"confadapt.enabled=true tasks=[counting] policies=[ar] mtp=adapter mtp.name=made mtp.path={made} "
-    overrides += "confadapt.thresholds=[0.05] confadapt.static=[] confadapt.k_max=3"
+    overrides += "confadapt.thresholds=[0.05] confadapt.mask_thresholds=[] confadapt.static=[] confadapt.k_max=3"
     done = snakemake(tmp_path, overrides=overrides)
     assert done.returncode == 0, done.stderr[-4000:]
     used = tmp_path / "results/smoke/mtp/made"
@@ -96,7 +100,7 @@ def test_a_published_model_is_judged_without_training_or_draft_heads(tmp_path):
     model.save_pretrained(published)
     tokenizer.save_pretrained(published)
     overrides = f"confadapt.enabled=true tasks=[counting] policies=[ar] mtp=folder mtp.path={published} "
-    overrides += "confadapt.thresholds=[0.5] confadapt.static=[] confadapt.k_max=3"
+    overrides += "confadapt.thresholds=[0.5] confadapt.mask_thresholds=[] confadapt.static=[] confadapt.k_max=3"
     done = snakemake(tmp_path, overrides=overrides)
     assert done.returncode == 0, done.stderr[-4000:]
     run = tmp_path / "results/smoke"

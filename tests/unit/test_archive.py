@@ -41,6 +41,15 @@ def test_an_archive_is_the_run_with_hashes_and_where_it_comes_from(run, tmp_path
     assert [path.name for path in made.parent.iterdir()] == [made.name], "nothing half made is left"
 
 
+def test_a_run_between_two_configurations_is_not_archived(run, tmp_path):
+    timed = {"bench/t.parquet": sha256_file(run / "bench/t.parquet")}
+    write_json(run / "summary.json", {"rows": [], "provenance": {**PROVENANCE, "timed_sha256": timed}})
+    assert make_archive(run, tmp_path / "archives").is_dir()
+    (run / "bench/t.parquet").write_text("of a run that was stopped half-way")
+    with pytest.raises(EntmtpError, match=r"bench/t\.parquet: not the file that .*summary\.json was made from"):
+        make_archive(run, tmp_path / "other")
+
+
 CHANGES = {
     "a byte": (lambda folder: (folder / "run/tables/speed.md").write_text("content of tables/speed.mD"),
                "changed: run/tables/speed.md"),

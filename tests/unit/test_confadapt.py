@@ -20,6 +20,7 @@ def reference(target, prompt: list[int], rule: BlockRule) -> list[list[int]]:
         logits = target.model.logits(hidden[len(text) - 1 :]).float()
         logits[:, MASK_ID] = -torch.inf
         p, chosen = logits.softmax(dim=-1).max(dim=-1)
+        p[0] = 1.0 if rule.first_free else p[0]
         kept = 1
         while kept < rule.k_max and (rule.threshold is None or bool((p[: kept + 1] >= rule.threshold).all())):
             kept += 1
@@ -34,8 +35,9 @@ def reference(target, prompt: list[int], rule: BlockRule) -> list[list[int]]:
 
 @pytest.mark.parametrize("k_max", [1, 2, 5])
 @pytest.mark.parametrize("threshold", [None, 0.02, 0.2, 1.0])
-def test_blocks_are_those_of_a_loop_without_cache(tiny, prompts, k_max, threshold):
-    rule, decoder = BlockRule(k_max, threshold), BlockDecoder(tiny, MASK_ID, 96)
+@pytest.mark.parametrize("first_free", [False, True])
+def test_blocks_are_those_of_a_loop_without_cache(tiny, prompts, k_max, threshold, first_free):
+    rule, decoder = BlockRule(k_max, threshold, first_free), BlockDecoder(tiny, MASK_ID, 96)
     for prompt in prompts:
         made = decoder.generate(prompt, rule, BUDGET)
         blocks = [step.tokens for step in made.steps]
@@ -61,6 +63,14 @@ def test_low_thresholds_commit_more_at_a_time(tiny, prompts):
         lengths.append(sum(len(run.tokens) for run in runs) / sum(len(run.steps) for run in runs))
     assert lengths[0] == 1.0 < lengths[-1]
     assert lengths == sorted(lengths)
+
+
+def test_a_free_first_prediction_lets_sure_masks_follow():
+    confidence = [0.4, 0.95, 0.9, 0.5, 0.99]
+    assert [BlockRule(5, threshold).keep(confidence) for threshold in (0.9, 0.4)] == [1, 5]
+    assert [BlockRule(5, threshold, first_free=True).keep(confidence) for threshold in (0.9, 0.92, 0.97)] == [3, 2, 1]
+    assert BlockRule(5, None, first_free=True).keep(confidence) == 5
+    assert BlockRule(1, 0.9, first_free=True).keep([0.4]) == 1
 
 
 def test_rules_and_room_are_checked(tiny):

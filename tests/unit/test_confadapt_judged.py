@@ -1,11 +1,12 @@
 """What the second method is judged by: rules, resumption, accuracy, ratios to the model's own plain decoding."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
-from entmtp.config import PlotConfig
+from entmtp.config import ConfAdaptConfig, PlotConfig
 from entmtp.decoding.confadapt import BlockDecoder
 from entmtp.evaluation.confadapt import OWN, accuracy, block_arms, decode_all, entmtp_rows, judged, rules_of
 from entmtp.evaluation.confadapt_report import markdown
@@ -14,14 +15,15 @@ from entmtp.evaluation.lossless_blocks import DRAFT, ORIGINAL, SELF
 from entmtp.evaluation.schema import check_schema
 from entmtp.io import Journal
 
-RULES = rules_of(3, [0.5, 0.9], [2])
+RULES = rules_of(ConfAdaptConfig(k_max=3, thresholds=[0.5, 0.9], mask_thresholds=[0.9], static=[2]))
 PROMPTS = [{"id": f"p{n}", "token_ids": [5, 6 + n], "answer": str(n)} for n in range(4)]
 
 
 def test_rules_have_readable_names_and_own_decoding_first():
-    assert list(RULES) == [OWN, "static k=2", "confadapt 0.5", "confadapt 0.9"]
+    assert list(RULES) == [OWN, "static k=2", "confadapt 0.5", "confadapt 0.9", "masks 0.9"]
     assert (RULES[OWN].k_max, RULES["static k=2"].k_max, RULES["confadapt 0.9"].k_max) == (1, 2, 3)
     assert RULES["static k=2"].threshold is None and RULES["confadapt 0.9"].threshold == 0.9
+    assert RULES["masks 0.9"] == replace(RULES["confadapt 0.9"], first_free=True)
 
 
 def test_an_interrupted_run_resumes_with_whole_prompts(tiny, tmp_path):
@@ -116,8 +118,8 @@ def test_lossless_policies_stand_beside_and_the_record_fits():
     check_schema(record, "confadapt")
     check_schema({**record, "training": None}, "confadapt")
     text = markdown(rows)
-    assert "| t | confadapt 0.9 | 0.250 ± 0.217 | 3.00 |" in text and "paper: GSM8K" in text
-    assert "| t | lossless_draft | 1.000 ± 0.000 | 3.00 (+ 0.50 of the drafting model) |" in text
+    assert "| t | confadapt 0.9 | 0.250 [0.046, 0.699] | 3.00 |" in text and "paper: GSM8K" in text
+    assert "| t | lossless_draft | 1.000 [0.510, 1.000] | 3.00 (+ 0.50 of the drafting model) |" in text
     assert text.count("\n| t | ") == len(rows) and "| exact |" in text and "| tie |" in text
     assert len(accuracy_frontier(rows, PlotConfig()).get_axes()) == 1
     five = [{**row, "task": f"t{number}"} for row in rows for number in range(5)]

@@ -3,15 +3,13 @@
 import io
 import json
 import shutil
-import struct
-import zlib
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace as Files
 
 import eval_fixture as fixture
 import pandas as pd
 import pytest
+from wandb_fixture import Fake
 
 from entmtp import from_logs
 from entmtp.config import PlotConfig, TrackingConfig, to_plain
@@ -19,8 +17,8 @@ from entmtp.errors import EntmtpError
 from entmtp.evaluation.make import make_figures, make_summary, make_tables
 from entmtp.io import read_json, write_json
 from entmtp.sweep_gather import gather
-from entmtp.tracking import BATCH, track_sweep_job
-from entmtp.wandb_runs import HEADER, ServerRun, log_entries, offline_runs, server_runs
+from entmtp.tracking import track_sweep_job
+from entmtp.wandb_runs import ServerRun, offline_runs, server_runs
 
 POLICIES = ["ar", "hydra", "entmtp_tau"]
 PLOT = PlotConfig(dpi=40)
@@ -67,10 +65,13 @@ def world(tmp_path_factory):
         make_tables(run / "summary.json", run)
         make_figures(run, fixture.TASKS, ["hydra"], PLOT, run)
         track(run, root / "logs")
+        logged = TrackingConfig(dir=str(root / "logs"))
         rows = sweep_rows()
+        earlier = {**rows[0], "job": 9, "tokens_per_s": 999.0}  # of a longer sweep in the same folder
+        track_sweep_job(logged, [], earlier, "outputs/sweep/one", "on Monday")
         for row in rows:
             overrides = [f"task={row['task']}", f"policy.tau_on={row['tau_on']}", f"policy.tau_off={row['tau_off']}"]
-            track_sweep_job(TrackingConfig(dir=str(root / "logs")), overrides, row, "outputs/sweep/one")
+            track_sweep_job(logged, overrides, row, "outputs/sweep/one", "on Tuesday")
         end_of_program()
         run.rename(root / "files")
         yield root
@@ -215,77 +216,6 @@ def test_damage_is_named_with_its_place(world, tmp_path, capsys):
     assert "not a W&B run file" in capsys.readouterr().err
 
 
-def test_entries_cross_blocks():
-    def piece(part: int, content: bytes) -> bytes:
-        return struct.pack("<IHB", zlib.crc32(bytes([part]) + content), len(content), part) + content
-
-    first = 32768 - len(HEADER) - 7
-    log = HEADER + piece(2, b"a" * first) + piece(3, b"b" * 32761) + piece(4, b"c" * 32755) + b"\0" * 6
-    assert len(log) == 3 * 32768
-    log += piece(1, b"whole")
-    assert list(log_entries(log, Path("x"))) == [b"a" * first + b"b" * 32761 + b"c" * 32755, b"whole"]
-    assert list(log_entries(log[:-1], Path("x"))) == [b"a" * first + b"b" * 32761 + b"c" * 32755]
-    assert list(log_entries(b"", Path("x"))) == list(log_entries(HEADER[:3], Path("x"))) == []
-
-
-@dataclass
-class Fake:
-    """A run of the interface, to choose among and to refuse."""
-
-    name: str = "sharegpt"
-    job: str = "task"
-    created: float = 0.0
-    batch: str = "a"
-    finished: bool = True
-    group: str = "smoke"
-    where: str = "here"
-    id: str = ""
-    files_: dict = field(default_factory=dict)
-    steps: list = field(default_factory=list)
-    policies: tuple = ("ar",)
-
-    @property
-    def config(self) -> dict:
-        return {BATCH: self.batch, "tasks": ["sharegpt"], "policies": list(self.policies)}
-
-    def history(self):
-        return iter(self.steps)
-
-    def files(self):
-        return sorted(self.files_)
-
-    def read(self, name):
-        return self.files_[name]
-
-
-def finished_run(created: float, batch: str) -> list[Fake]:
-    return [Fake("sharegpt", "task", created, batch), Fake("sharegpt/ar", "bench", created + 1, batch)]
-
-
-def test_the_newest_finished_run_is_chosen_and_of_a_run_tracked_twice_the_newer():
-    old, new, again = finished_run(0, "old"), finished_run(10, "new"), finished_run(20, "new")
-    chosen = from_logs.choose([*again, *old, *new], "smoke")
-    assert list(chosen.values()) == again
-    again[1].finished = False  # killed while it was tracked a second time: the first is whole
-    assert from_logs.choose([*old, *again, *new], "smoke")["bench", "sharegpt/ar"] is new[1]
-    assert list(from_logs.choose([*old, Fake(group="main", created=99)], "smoke").values()) == old
-
-
-def test_runs_of_earlier_versions_and_other_experiments_are_said_to_be_of_no_use():
-    with pytest.raises(EntmtpError, match=r"0 W&B runs of experiment 'main'.*--forcerun track"):
-        from_logs.choose(finished_run(0, "a"), "main")
-    with pytest.raises(EntmtpError, match="2 W&B runs of experiment 'smoke', none of which says"):
-        from_logs.choose(finished_run(0, ""), "smoke")
-
-
-@pytest.mark.parametrize("name", ["run/../../evil.json", "run//etc/x.json", "run/.hidden.json", "run/a.py"])
-def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
-    runs = [Fake(files_={name: b"{}"}), Fake("sharegpt/ar", "bench")]
-    with pytest.raises(EntmtpError, match="is no file of a run folder"):
-        from_logs.restore(from_logs.choose(runs, "smoke"), tmp_path / "out")
-    assert not list(tmp_path.rglob("*.json")) and not list(tmp_path.rglob("*.py"))
-
-
 def test_a_folder_with_something_else_in_it_is_left_alone(world, tmp_path, capsys):
     (tmp_path / "thesis.txt").write_text("mine")
     assert from_logs.main(arguments(world, tmp_path)) == 1
@@ -316,6 +246,8 @@ def test_a_sweep_comes_back_with_its_rows_and_heat_map(world, tmp_path, capsys):
     pd.testing.assert_frame_equal(*(pd.read_parquet(tmp_path / place / "rows.parquet") for place in ("out", "files")))
     assert from_logs.main(arguments(world, tmp_path / "none", "--sweep", "outputs/sweep/two")) == 1
     assert "no W&B runs of a sweep 'outputs/sweep/two'; those there are: outputs/sweep/one" in capsys.readouterr().err
+    assert from_logs.main(arguments(world, tmp_path / "none", "--sweep", "latest", "--compare")) == 1
+    assert "--compare holds a run's tables and figures against its folder" in capsys.readouterr().err
 
 
 class Api:

@@ -71,6 +71,17 @@ def test_a_fresh_head_predicts_as_the_target(tiny, prompts, arch):
             assert not torch.allclose(got, expected, atol=1e-4)
 
 
+def test_other_weights_are_another_config(tiny, heads_maker, tmp_path):
+    configs = []
+    for seed in (4, 5):
+        save_heads(heads_maker(tiny, "medusa", [], seed=seed), tmp_path / "heads")
+        configs.append((tmp_path / "heads" / "config.json").read_bytes())
+    assert configs[0] != configs[1] and load_heads(tmp_path / "heads", tiny)
+    (tmp_path / "heads" / "config.json").write_bytes(configs[0])  # of other weights
+    with pytest.raises(EntmtpError, match=r"not the weights that its config\.json was written with"):
+        load_heads(tmp_path / "heads", tiny)
+
+
 def test_reset_follows_the_seed(tiny):
     form = HeadsFormat("hydra", 2, 1, tiny.hidden_size, 10, tiny.fingerprint)
 

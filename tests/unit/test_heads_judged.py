@@ -94,6 +94,18 @@ def test_a_live_run_that_differs_is_noticed(traced, trees):
     assert told["prompts_that_differ"] > 0
 
 
+def test_a_numerical_tie_is_no_difference_and_typical_texts_are_not_compared(traced, trees, latency):
+    case = traced("hydra")
+    rolled = [replace(prompt, ranks=np.roll(prompt.ranks, 1, axis=0)) for prompt in case.trace.prompts]
+    near = Trace([replace(prompt, gaps=np.zeros_like(prompt.gaps)) for prompt in rolled])
+    assert confirm_live(case.decoder, trees["full"], near, case.prompts, case.decoding)["prompts_that_differ"] == 0
+    options = {"bootstrap": 10, "seed": 0, "live_prompts": 1, "repeats": 1}
+    typical = replace(case.decoding, mode="typical")
+    rows = evaluate_heads(case.decoder, [trees["fixed_16"]], case.trace, case.trace, case.prompts, latency, typical,
+                          options)  # fmt: skip
+    assert [row["live"] for row in rows if row["size"] == 16] == [None]
+
+
 def test_no_tree_is_an_error(traced, latency):
     case = traced("hydra")
     with pytest.raises(EntmtpError, match="no tree with nodes"):

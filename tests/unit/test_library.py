@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, SuppressTokensLogitsProcessor
 
-from entmtp import LanguageModel, generate, load
+from entmtp import LanguageModel, generate, load, stateless
 from entmtp.config import DecodingConfig
 from entmtp.decoding.text_stream import StopStrings
 from entmtp.errors import EntmtpError
@@ -269,6 +269,25 @@ def test_replaced_stop_ids_do_not_change_the_target(tiny, prompts):
     assert generate(made, prompts[1], max_new_tokens=12, stop_ids=text).tokens == text[:1]
     assert generate(made, prompts[1], max_new_tokens=12).tokens == text
     assert made.steps(prompts[1], DecodingConfig(max_new_tokens=2)) is not None
+
+
+def test_a_processor_that_asks_its_own_model_is_told_so(lm):
+    asked = stateless(lambda ids, scores: generate(lm, STORY, max_new_tokens=2) and scores)
+    with pytest.raises(EntmtpError, match="asks the very model whose step it is called in"):
+        generate(lm, STORY, max_new_tokens=4, processors=[asked])
+    assert generate(lm, STORY, max_new_tokens=4).tokens
+
+
+def test_a_refused_text_leaves_the_running_one_alone(tiny, drafters):
+    """Hydra++ keeps a cache of its own, which a larger decoder would have replaced."""
+    made = LanguageModel(tiny, drafters["hydra_plus"], CHAIN)
+    ids = made.encode(STORY)
+    expected = [step.accepted for step in made.steps(ids, DecodingConfig(max_new_tokens=40)) if step is not None]
+    running = made.steps(ids, DecodingConfig(max_new_tokens=40))
+    seen = [next(running), next(running)]
+    with pytest.raises(EntmtpError, match="outside the target's vocabulary"):
+        made.steps([*range(3, 200), 10**6], DecodingConfig(max_new_tokens=200))
+    assert [step.accepted for step in [*seen, *running] if step is not None] == expected
 
 
 def test_two_threads_never_share_a_turn(lm):

@@ -255,6 +255,8 @@ def test_a_self_distilled_folder(options, tiny_folder, tmp_path):
     engine = open_engine({**options, "mtp": str(folder), "threshold": "0.3", "k_max": 5}, 100)
     assert engine.rule == BlockRule(5, 0.3) and engine.masked == MASK_ID
     assert open_engine({**options, "mtp": str(folder), "static": 3}, 100).rule == BlockRule(3, None)
+    free = open_engine({**options, "mtp": str(folder), "masks": "0.3"}, 100).rule
+    assert free == BlockRule(8, 0.3, first_free=True)
     with pytest.raises(EntmtpError, match="exclude one another"):
         open_engine({**options, "mtp": str(folder), "static": 3, "threshold": 0.5}, 100)
     target = load_target(TargetConfig(source="folder", path=str(folder)), folder, "float32")

@@ -295,7 +295,7 @@ def test_methods_run_side_by_side_and_their_promise_is_checked(tiny, student, pr
     table = {"tokens": [1, 4, 16], "ms": [10.0, 10.5, 14.0]}
     latency = {"own": table, "original": table}
     rows = [{"id": f"p{number}", "token_ids": prompt} for number, prompt in enumerate(prompts)]
-    arms = block_arms(BlockDecoder(own, mask_id, CAPACITY), rules_of(config.k_max, config.thresholds, config.static))
+    arms = block_arms(BlockDecoder(own, mask_id, CAPACITY), rules_of(config))
     arms[SELF] = self_arm(own, mask_id, CAPACITY, tiny.vocab_size, latency, config)
     arms |= draft_arms(own, mask_id, tiny, CAPACITY, latency, config)
     made = decode_all(arms, rows, BUDGET, Journal(tmp_path / "journal", "x"))

@@ -37,6 +37,16 @@ def adapter_folder(tiny_folder, tmp_path_factory):
     return folder
 
 
+def test_another_adapter_is_another_config(tiny_folder, adapter_folder, tmp_path):
+    other = attach(AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32), seed=4)
+    form = AdapterFormat(fingerprint(tiny_folder), 4, 8.0, 5, 3, masks_only=True)
+    save_adapter(other.tensors(), tmp_path, form)
+    assert (tmp_path / "config.json").read_bytes() != (adapter_folder / "config.json").read_bytes()
+    (tmp_path / "config.json").write_bytes((adapter_folder / "config.json").read_bytes())
+    with pytest.raises(EntmtpError, match=r"not the adapter that its config\.json was written with"):
+        opened(tiny_folder, tmp_path)
+
+
 def opened(tiny_folder, adapter_folder, forward: str = "auto", dtype: str = "float32"):
     return load_adapted(TargetConfig(name="x", source="folder", forward=forward), tiny_folder, adapter_folder, dtype)
 

@@ -45,11 +45,16 @@ def test_the_wheel_holds_the_whole_package_and_the_configuration_and_nothing_els
     names = set(zipfile.ZipFile(wheel).namelist())
     package = {path for path in SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     expected = {path.relative_to(ROOT / "src").as_posix() for path in package}
-    expected |= {f"entmtp/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "conf").rglob("*.yaml")}
+    for name, source in {"conf": "conf", "schemas": "workflow/schemas", "captions": "workflow/report",
+                         "reproduction": "docs/reproduction"}.items():  # fmt: skip
+        files = [path for path in (ROOT / source).rglob("*") if path.is_file()]
+        expected |= {f"entmtp/{name}/{path.relative_to(ROOT / source).as_posix()}" for path in files}
+    expected.add("entmtp/CITATION.cff")
     assert {
         "entmtp/target/engine/native.c",
         "entmtp/conf/config.yaml",
         "entmtp/conf/policy/entmtp_tau.yaml",
+        "entmtp/schemas/summary.schema.json",
     } <= expected
     info = f"entmtp-{entmtp.__version__}.dist-info/"
     assert {name for name in names if not name.startswith(info)} == expected
@@ -82,6 +87,31 @@ def test_outside_the_repository_the_command_line_knows_the_configuration(install
     assert all(name in done.stdout for group in ("policy", "task", "experiment") for name in choices(group))
     where = installed("-c", "from entmtp.config import CONF; print(CONF)")
     assert where.stdout.strip() == str(installed.packages / "entmtp/conf"), where.stderr
+
+
+RECORDS = """
+from entmtp.errors import EntmtpError
+from entmtp.evaluation.cite import read_citation
+from entmtp.evaluation.page import read_captions
+from entmtp.evaluation.schema import check_schema
+from entmtp.provenance import git_state
+from entmtp.reproduction import record_path
+
+assert read_captions(["speedup"]) and read_citation() and record_path("quick").is_file()
+try:
+    check_schema({}, "summary")
+except EntmtpError as error:
+    print(error)
+print(git_state())
+"""
+
+
+def test_outside_the_repository_records_are_checked_and_no_foreign_commit_is_named(installed):
+    subprocess.run(["git", "init", "-q", str(installed.packages)], check=True)  # another project's checkout
+    done = installed("-c", RECORDS)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "summary.json, $: " in done.stdout and "is a required property" in done.stdout
+    assert done.stdout.strip().endswith("{'sha': None, 'dirty': None}")
 
 
 def test_outside_the_repository_the_library_drafts_and_writes_plain_decodings_tokens(installed):

@@ -92,7 +92,7 @@ def test_programs_are_executed_where_that_is_allowed(world):
     assert rows[0]["standard_error"] == pytest.approx(math.sqrt(0.75 * 0.25 / 4))
     check_schema(record(rows), "confadapt")
     text = markdown(rows)
-    assert f"| humaneval | {BLOCK} | 0.250 ± 0.217 |" in text and "no accuracy" not in text
+    assert f"| humaneval | {BLOCK} | 0.250 [0.046, 0.699] |" in text and "no accuracy" not in text
 
 
 def test_nothing_is_executed_by_default(world, monkeypatch, capsys):

@@ -9,6 +9,9 @@ import pytest
 import yaml
 
 from entmtp.config import choices, compose
+from entmtp.errors import EntmtpError
+from entmtp.layout import compose_task
+from entmtp.tasks.synthetic import generate
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,11 +46,27 @@ def test_experiments_compose(experiment):
     assert config.policies[0] == "ar"
 
 
+@pytest.mark.parametrize("experiment", choices("experiment"))
+def test_generated_tasks_have_the_prompts_that_experiments_ask_for(experiment):
+    overrides = [f"experiment={experiment}"]
+    config = compose(overrides)
+    for task, wanted in config.distill.prompts.items():
+        block = compose_task(config, overrides, task).task
+        if block.source == "synthetic":
+            there = len(list(generate(block.subset, 4 * wanted, block.seed + 1)))
+            assert there - block.calib - block.test >= wanted, (task, there)
+
+
 def test_yaml_names_are_the_configured_names():
     for policy in choices("policy"):
         assert compose([f"policy={policy}"]).policy.name == policy
     for heads in choices("heads"):
         assert compose([f"heads={heads}"]).heads.name == heads
+
+
+def test_blocks_stand_beside_greedy_texts_only():
+    with pytest.raises(EntmtpError, match=r"decoding\.mode': sample, but blocks are decoded greedily"):
+        compose(["experiment=confadapt", "decoding=sample"])
 
 
 def test_paper_experiment_plans_every_rule(tmp_path):

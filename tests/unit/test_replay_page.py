@@ -1,6 +1,7 @@
 """The page that replays a generation, read without a browser: its texts, its numbers, and no way to break out."""
 
 import json
+import shlex
 
 import pytest
 from html_page import Page, addresses
@@ -10,6 +11,7 @@ from entmtp.evaluation.make import make_replay_page
 from entmtp.evaluation.page import json_block, read_captions
 from entmtp.evaluation.replay_page import PARTS, page_steps, verdict, visible, write_replay_page
 from entmtp.io import write_json
+from entmtp.layout import split_overrides
 
 HOSTILE = "</script><script>alert(1)</script><!--"
 
@@ -52,8 +54,20 @@ def record(**changes) -> dict:
 @pytest.fixture
 def page(tmp_path) -> Page:
     write_json(tmp_path / "generation.json", record())
+    said = {"experiment": "main", "overrides": ["dtype=bfloat16", "task.template='{prompt} please'"]}
+    write_json(tmp_path / "config.yaml", said)  # JSON is YAML
     make_replay_page(tmp_path, tmp_path)
     return Page((tmp_path / "replay_generation.html").read_text(encoding="utf-8"))
+
+
+def test_the_command_shows_this_very_generation(page, tmp_path):
+    (command,) = (one.text for one in page.root.all("pre"))
+    words = shlex.split(command)
+    assert words[:5] == ["snakemake", "--cores", "all", f"{tmp_path.as_posix()}/replay_generation.html", "--config"]
+    assert words[5] == "experiment=main" and words[6].startswith("overrides=")
+    overrides = split_overrides(words[6].removeprefix("overrides="))
+    assert overrides == ["dtype=bfloat16", "task.template='{prompt} please'", "replayed.task='humaneval'",
+                         "replayed.policy='entmtp_tau'", "replayed.prompt_id='HumanEval/1'"]  # fmt: skip
 
 
 def test_it_is_well_formed_and_loads_nothing(page):

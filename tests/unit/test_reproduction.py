@@ -140,6 +140,17 @@ def test_banks_and_policies_are_made_again_from_the_runs_own_seconds(tmp_path, t
     assert reproduction.rederived(run, overrides) == ["trees/hydra/t/policy/entmtp_tau.json"]
 
 
+def test_what_a_policy_learned_counts(run):
+    policy = run / "trees/hydra/t/policy/entmtp_tau.json"
+    fitted = {**read_json(policy), "kind": "cost_aware", "cost_aware": {"rate": 0.1, "cross_validation": {"auc": 0.7}}}
+    write_json(policy, fitted)
+    before = run_hashes(run)["policies"]
+    write_json(policy, {**fitted, "cost_aware": {"rate": 0.1, "cross_validation": {"auc": 0.8}}})
+    assert run_hashes(run)["policies"] == before
+    write_json(policy, {**fitted, "cost_aware": {"rate": 0.2, "cross_validation": {"auc": 0.7}}})
+    assert run_hashes(run)["policies"] != before
+
+
 def test_stages_are_in_the_order_of_the_data_flow():
     names = [stage for stage, *_ in STAGES]
     assert names.index("prompts") < names.index("texts") < names.index("traces") < names.index("frontier")

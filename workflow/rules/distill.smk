@@ -75,7 +75,7 @@ if CFG.mtp.source == "hub":
         conda:
             "../../environment.yml"
         params:
-            mtp=PLAIN["mtp"],
+            mtp=source_of(PLAIN["mtp"]),
             resources=lambda wildcards: CFG.resources,
             threads=CFG.threads,
         script:
@@ -116,8 +116,8 @@ rule confadapt_latency:
         gpu=GPU,
     params:
         **base(),
-        mtp=PLAIN["mtp"],
-        latency=PLAIN["latency"],
+        **multi_token_block(),
+        latency={key: PLAIN["latency"][key] for key in ("sizes", "contexts", "repeats")},
         confadapt={"lossless": PLAIN["confadapt"]["lossless"]},
     script:
         "../scripts/confadapt_latency.py"
@@ -131,7 +131,6 @@ rule confadapt:
         latency=rules.confadapt_latency.output.latency,
     output:
         rows=f"{SECOND}/{{task}}.parquet",
-        check=f"{SECOND}/{{task}}.lossless.json",
     log:
         f"{LOGS}/confadapt/{{task}}.log",
     conda:
@@ -142,13 +141,36 @@ rule confadapt:
         gpu=GPU,
     params:
         **base(),
-        mtp=PLAIN["mtp"],
+        **multi_token_block(),
         confadapt=block_rules(),
         decoding=PLAIN["decoding"],
-        bench={"tie_margin": PLAIN["bench"]["tie_margin"]},
         task="{task}",
     script:
         "../scripts/confadapt.py"
+
+
+rule confadapt_check:
+    input:
+        target=MODEL,
+        model=MTP,
+        prompts=f"{RUN}/prompts/{{task}}.jsonl",
+        rows=f"{SECOND}/{{task}}.parquet",
+    output:
+        check=f"{SECOND}/{{task}}.lossless.json",
+    log:
+        f"{LOGS}/confadapt/{{task}}.check.log",
+    conda:
+        "../../environment.yml"
+    resources:
+        gpu=GPU,
+    params:
+        **base(),
+        **multi_token_block(),
+        confadapt={"lossless": PLAIN["confadapt"]["lossless"]},
+        bench={"tie_margin": PLAIN["bench"]["tie_margin"]},
+        task="{task}",
+    script:
+        "../scripts/confadapt_check.py"
 
 
 rule confadapt_judged:
@@ -196,7 +218,7 @@ rule confadapt_report:
     params:
         plot=PLAIN["plot"],
         mtp=PLAIN["mtp"],
-        block={**PLAIN["target"], "dtype": CFG.dtype, "device": CFG.device},
+        config=measured_config(),
         threads=CFG.threads,
     script:
         "../scripts/confadapt_report.py"

@@ -66,6 +66,7 @@ rule heads_eval:
 rule heads_report:
     input:
         rows=expand(f"{JUDGED}/{{heads}}/{{task}}.json", heads=CFG.heads_trained, task=CFG.heads_tasks),
+        latency=f"{RUN}/latency/{CFG.heads_trained[0]}.json",
     output:
         report=f"{RUN}/heads.json",
     log:
@@ -74,7 +75,7 @@ rule heads_report:
         "../../environment.yml"
     params:
         size=16,
-        block={**PLAIN["target"], "dtype": CFG.dtype, "device": CFG.device},
+        config=measured_config(),
         threads=CFG.threads,
     script:
         "../scripts/heads_report.py"
@@ -183,7 +184,6 @@ else:
             features=expand(f"{RUN}/heads/features/{{shard}}.safetensors", shard=SHARDS),
         output:
             curve=f"{RUN}/heads/vocabulary.json",
-            figure=multiext(f"{RUN}/heads/vocabulary", ".png", ".svg"),
         log:
             f"{LOGS}/heads/vocabulary.log",
         conda:
@@ -195,10 +195,24 @@ else:
         params:
             **base(),
             heads=heads_block(CFG.heads.name),
-            plot=PLAIN["plot"],
             repeats=CFG.latency.repeats,
         script:
             "../scripts/heads_vocabulary.py"
+
+    rule heads_vocabulary_figure:
+        input:
+            curve=f"{RUN}/heads/vocabulary.json",
+        output:
+            figure=multiext(f"{RUN}/heads/vocabulary", ".png", ".svg"),
+        log:
+            f"{LOGS}/heads/vocabulary_figure.log",
+        conda:
+            "../../environment.yml"
+        params:
+            plot=PLAIN["plot"],
+            threads=CFG.threads,
+        script:
+            "../scripts/heads_vocabulary_figure.py"
 
     rule train_heads:
         input:

@@ -11,7 +11,7 @@ if CFG.target.source != "folder":
         conda:
             "../../environment.yml"
         params:
-            target=PLAIN["target"],
+            target=source_of(PLAIN["target"]),
             resources=lambda wildcards: CFG.resources,
             threads=CFG.threads,
         script:

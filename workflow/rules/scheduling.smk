@@ -23,7 +23,7 @@ rule scheduling:
     params:
         policies=JUDGED_POLICIES,
         plot=PLAIN["plot"],
-        block={**PLAIN["target"], "dtype": CFG.dtype, "device": CFG.device},
+        config=measured_config(),
         threads=CFG.threads,
     script:
         "../scripts/scheduling.py"

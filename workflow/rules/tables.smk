@@ -34,6 +34,7 @@ rule resolved_config:
         "../../environment.yml"
     params:
         config=PLAIN,
+        overrides=split_overrides(config.get("overrides", "")),
         tasks_config={task: to_plain(TASK_CFG[task]) for task in TASKS},
         policies_config={name: to_plain(cfg) for name, cfg in POLICY_CFG.items()},
         heads_config={kind: to_plain(HEADS_CFG[kind]) for kind in USED},
@@ -106,6 +107,7 @@ rule report:
 rule replay_generation:
     input:
         generation=f"{RUN}/generation.json",
+        config=f"{RUN}/config.yaml",
     output:
         page=f"{RUN}/replay_generation.html",
     log:

@@ -89,7 +89,7 @@ rule throughput:
         gpu=GPU,
     params:
         **base(),
-        bank=PLAIN["bank"],
+        bank={key: PLAIN["bank"][key] for key in ("shortlist", "prompts", "max_new_tokens")},
         decoding=PLAIN["decoding"],
         heads=lambda wildcards: heads_block(wildcards.heads),
         task="{task}",

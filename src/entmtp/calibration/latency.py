@@ -13,6 +13,7 @@ import torch
 from entmtp.calibration.latency_table import LatencyTable
 from entmtp.config import DecodingConfig, LatencyConfig
 from entmtp.decoding.engine import Decoder
+from entmtp.errors import EntmtpError
 from entmtp.policy.growing import GrowingPolicy
 from entmtp.policy.schedulers import LadderPolicy, Policy
 from entmtp.target.cache import KVCache
@@ -53,6 +54,10 @@ def measure_latency(decoder: Decoder, config: LatencyConfig, prompt: list[int], 
 def forward_ms(target, cache: KVCache, config: LatencyConfig, mask_id: int | None = None) -> np.ndarray:
     """Milliseconds [contexts, sizes] of a forward of n tokens with their logits: medians of `repeats`. With `mask_id`
     the second half of them are mask tokens."""
+    last = target.max_positions - 2  # a tree of depth 1 is read behind the context
+    if max(config.contexts) > last:
+        raise EntmtpError(f"config key 'latency.contexts': {max(config.contexts)}, but the target has "
+                          f"{target.max_positions} positions; {last} at most")  # fmt: skip
     forward = np.zeros((len(config.contexts), len(config.sizes)))
     for row, context in enumerate(config.contexts):
         for column, n in enumerate(config.sizes):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from entmtp.decoding.engine import Decoder
+from entmtp.decoding.sampling import refuse_nan
 from entmtp.decoding.steps import Generation, Step, cut
 from entmtp.errors import EntmtpError
 from entmtp.target.cache import CausalMasks
@@ -21,10 +22,15 @@ from entmtp.target.cache import CausalMasks
 
 @dataclass
 class BlockRule:
-    """How many of k_max predictions to commit: those at least `threshold` sure; with None always all (static k)."""
+    """How many of k_max predictions to commit: those at least `threshold` sure; with None always all (static k).
+
+    The first prediction is plain decoding's own and is committed in any case. In the paper nothing follows it where it
+    is not sure itself. With `first_free` its certainty is not asked for, and only the masks' decide: a mask is as
+    likely to be right as it says whatever the token before it cost in doubt."""
 
     k_max: int
     threshold: float | None
+    first_free: bool = False
 
     def __post_init__(self) -> None:
         if self.k_max < 1 or (self.threshold is not None and not 0 < self.threshold <= 1):
@@ -35,8 +41,8 @@ class BlockRule:
     def keep(self, confidence: list[float]) -> int:
         if self.threshold is None:
             return len(confidence)
-        sure = next((n for n, p in enumerate(confidence) if p < self.threshold), len(confidence))
-        return max(1, sure)  # the first prediction is plain decoding's own
+        asked = [1.0, *confidence[1:]] if self.first_free else confidence
+        return max(1, next((n for n, p in enumerate(asked) if p < self.threshold), len(asked)))
 
 
 class BlockDecoder:
@@ -93,7 +99,9 @@ class BlockDecoder:
         logits = model.logits(model.hidden(tokens, positions, cache, mask)[len(fresh) - 1 :])
         cache.length = start + len(fresh)
         scores = self.scores(logits)
-        return scores.softmax(dim=-1).amax(dim=-1).tolist(), scores.argmax(dim=-1).tolist()
+        chosen = scores.argmax(dim=-1).tolist()
+        refuse_nan(scores, chosen[0])
+        return scores.softmax(dim=-1).amax(dim=-1).tolist(), chosen
 
     def scores(self, logits: Tensor) -> Tensor:
         """Logits [n, V] in float32, in which only what may be said can be chosen."""

@@ -62,10 +62,7 @@ class Decoder:
         return self.compiled[tree]
 
     def check(self, prompt: list[int], max_new_tokens: int, max_nodes: int) -> None:
-        if not prompt or not isinstance(prompt[0], int):
-            raise EntmtpError("the prompt must be one non-empty list of token ids (batch size 1 only)")
-        self.target.check_tokens(prompt)
-        self.target.check_room(len(prompt), max_new_tokens)
+        check_prompt(self.target, prompt, max_new_tokens)
         need = self.room(len(prompt), max_new_tokens, max_nodes)
         if need > self.capacity:
             raise EntmtpError(f"this run needs {need} cache rows, the decoder has {self.capacity}")
@@ -265,6 +262,14 @@ class Decoder:
         choices = Choices(chooser, logits, positions) if on_cpu else chooser(logits, positions)
         nodes = accept_exact(tree.tree, tokens, choices)
         return nodes, choices[nodes[-1]]
+
+
+def check_prompt(target, prompt: list[int], max_new_tokens: int) -> None:
+    """Refuse what `target` cannot read, or has no positions for."""
+    if not prompt or not isinstance(prompt[0], int):
+        raise EntmtpError("the prompt must be one non-empty list of token ids (batch size 1 only)")
+    target.check_tokens(prompt)
+    target.check_room(len(prompt), max_new_tokens)
 
 
 def make_chooser(

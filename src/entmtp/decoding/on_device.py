@@ -82,7 +82,11 @@ class DeviceLoop:
             self.carry = [tensor.clone() for tensor in carried]
             self._set(root, len(prompt), carried)
             if self.target.device.startswith("cuda"):
-                self._capture(root, len(prompt), carried)
+                try:
+                    self._capture(root, len(prompt), carried)
+                except BaseException:  # the next text captures anew
+                    self.carry, self.graphs = None, []
+                    raise
         self._set(root, len(prompt), carried)
         return int(root), values.tolist()
 

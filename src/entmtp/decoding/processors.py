@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from entmtp.decoding.sampling import Choices, Chooser, GumbelNoise
+from entmtp.decoding.sampling import Choices, Chooser, GumbelNoise, refuse_nan
 from entmtp.errors import EntmtpError
 
 Processor = Callable[[Tensor, Tensor], Tensor]  # (input_ids [1, n], scores [1, vocab]) -> scores [1, vocab]
@@ -114,6 +114,8 @@ class ProcessedChooser(Chooser):
             if not isinstance(made, Tensor) or made.shape != scores.shape:
                 raise EntmtpError(f"logits processor {name_of(processor)} must return scores [1, {scores.shape[1]}]")
             scores = made
-        token = int(self.scores(scores, [position]).argmax())
+        scores = self.scores(scores, [position])
+        token = int(scores.argmax())
+        refuse_nan(scores, token)
         self.text.append(token)
         return token

@@ -6,11 +6,13 @@ the same for all of them (DESIGN 4).
 """
 
 import hashlib
+from math import isnan
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from entmtp.errors import EntmtpError
 from entmtp.target.choices import first_largest
 
 
@@ -37,6 +39,14 @@ class GumbelNoise:
         return row
 
 
+def refuse_nan(scores: Tensor, token: int) -> None:
+    """Half precision can overflow at any position, and the argmax over NaN is a token like any other, or none. On a
+    device the look would be one more wait: there only the prompt's states are looked at (`Target.prefill`)."""
+    if scores.device.type == "cpu" and (token >= scores.shape[1] or isnan(scores[0, token])):
+        raise EntmtpError("the target's logits are not numbers (NaN): its weights are damaged, or its dtype overflows; "
+                          "try dtype=float32 or dtype=bfloat16")  # fmt: skip
+
+
 class Chooser:
     """The target's choice of a token from its logits: argmax, or argmax of logits / T + noise at that position."""
 
@@ -54,7 +64,10 @@ class Chooser:
 
     def __call__(self, logits: Tensor, positions: list[int]) -> list[int]:
         """logits [n, vocab] -> n token ids, the lowest of equally good ones on a CPU."""
-        return first_largest(self.scores(logits, positions))
+        scores = self.scores(logits, positions)
+        tokens = first_largest(scores)
+        refuse_nan(scores, tokens[0])
+        return tokens
 
     def choose(self, logits: Tensor, position: int) -> int:
         """logits [1, vocab] -> the token at `position`."""

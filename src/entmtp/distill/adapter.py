@@ -36,6 +36,7 @@ class AdapterFormat:
     k_max: int
     seed: int = 0
     masks_only: bool = False
+    weights: str = ""  # SHA-256 of adapter.safetensors: another adapter is another config.json, which rules follow from
 
 
 def save_adapter(tensors: dict[str, torch.Tensor], folder: str | Path, config: AdapterFormat) -> None:
@@ -46,7 +47,8 @@ def save_adapter(tensors: dict[str, torch.Tensor], folder: str | Path, config: A
             raise EntmtpError(f"adapter: {name} does not fit float16 or is not finite")
     with atomic(Path(folder) / TENSORS) as partial:
         save_file(stored, partial, metadata={"format": "pt"})
-    write_json(Path(folder) / "config.json", asdict(config))
+    weights = sha256_file(Path(folder) / TENSORS)
+    write_json(Path(folder) / "config.json", {**asdict(config), "weights": weights})
 
 
 def lora_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -72,6 +74,9 @@ def read_format(base: str | Path, adapter: str | Path) -> AdapterFormat:
         raise EntmtpError(
             f"{adapter}: made for the target {config.target}, not for {own}; choose that target, or train mtp=distilled"
         )
+    tensors = Path(adapter) / TENSORS
+    if config.weights and tensors.is_file() and sha256_file(tensors) != config.weights:
+        raise EntmtpError(f"{tensors}: not the adapter that its config.json was written with; copy both files again")
     return config
 
 
@@ -138,3 +143,6 @@ def save_multi_token(model: nn.Module, tokenizer, k_max: int, folder: str | Path
     with folder_atomic(folder) as made:
         model.to("cpu").save_pretrained(made)
         tokenizer.save_pretrained(made)
+        config = Path(made) / "config.json"  # rules follow from it, so other weights must be another one
+        weights = [sha256_file(path) for path in sorted(Path(made).glob("*.safetensors"))]
+        write_json(config, {**read_json(config), "mtp_weights": weights})

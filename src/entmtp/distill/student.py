@@ -10,6 +10,7 @@ from torch import nn
 from entmtp.config import DistillConfig
 from entmtp.distill.loss import Outcome, distillation, text_loss
 from entmtp.distill.packing import Batch, pack, text_layout
+from entmtp.target.generic import with_weights
 
 
 class Student(Protocol):
@@ -44,7 +45,7 @@ class WholeStudent:
 
     def to(self, device: str, dtype: torch.dtype) -> None:
         # nothing is learned by the teacher, so it keeps its weights as its forwards read them
-        self.teacher = self.teacher.to(device, dtype).eval().requires_grad_(False)
+        self.teacher = with_weights(self.teacher, device, dtype).eval().requires_grad_(False)
         self.student = self.student.to(device).train()
         half = dtype == torch.bfloat16
         self.precision = torch.autocast(torch.device(device).type, dtype=dtype) if half else nullcontext()

@@ -9,6 +9,10 @@ from entmtp.decoding.sampling import Chooser
 from entmtp.policy.growing import GrowingPolicy
 from entmtp.policy.schedulers import Policy
 
+# Signals and draft logits closer than this to their rival are numerical ties: batched and single evaluations of the
+# same float32 value differ by about 1e-5.
+TIE_GAP = 1e-3
+
 
 @torch.inference_mode()
 def choice_margin(target, cache, prompt: list[int], prefix: list[int], expected: int, got: int, chooser: Chooser):

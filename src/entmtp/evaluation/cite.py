@@ -1,13 +1,13 @@
 """How to cite a run: BibTeX from CITATION.cff, with the commit that made it."""
 
-from pathlib import Path
 from typing import Any
 
 import yaml
 
+from entmtp.config import shipped
 from entmtp.errors import EntmtpError
 
-CFF = Path(__file__).resolve().parents[3] / "CITATION.cff"
+CFF = shipped("CITATION.cff", "CITATION.cff")
 
 
 def read_citation() -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import pandas as pd
 
+from entmtp.config import ConfAdaptConfig
 from entmtp.decoding.confadapt import BlockDecoder, BlockRule
 from entmtp.decoding.engine import Generation
 from entmtp.evaluation.answers import correct
@@ -19,11 +20,13 @@ PLAIN = (OWN, ORIGINAL)
 Arm = Callable[[list[int], int], Generation]  # prompt, max_new_tokens
 
 
-def rules_of(k_max: int, thresholds: list[float], static: list[int]) -> dict[str, BlockRule]:
+def rules_of(config: ConfAdaptConfig) -> dict[str, BlockRule]:
     """Names to rules, plain decoding of the distilled model first."""
     named = {OWN: BlockRule(1, None)}
-    named |= {f"static k={k}": BlockRule(k, None) for k in static}
-    return named | {f"confadapt {threshold:g}": BlockRule(k_max, threshold) for threshold in thresholds}
+    named |= {f"static k={k}": BlockRule(k, None) for k in config.static}
+    named |= {f"confadapt {threshold:g}": BlockRule(config.k_max, threshold) for threshold in config.thresholds}
+    return named | {f"masks {threshold:g}": BlockRule(config.k_max, threshold, first_free=True)
+                    for threshold in config.mask_thresholds}  # fmt: skip
 
 
 def block_arms(decoder: BlockDecoder, rules: dict[str, BlockRule]) -> dict[str, Arm]:

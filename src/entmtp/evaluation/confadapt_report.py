@@ -1,5 +1,6 @@
 """The table of the second method: our rows, and the paper's beside them."""
 
+from entmtp.evaluation.stats import share_interval
 from entmtp.evaluation.tables import markdown_table
 
 # arXiv 2602.06019 as quoted in the project's facts: GSM8K; accuracy and tokens a forward
@@ -20,7 +21,7 @@ def markdown(rows: list[dict]) -> str:
         [
             row["task"],
             row["method"],
-            "–" if row["accuracy"] is None else f"{row['accuracy']:.3f} ± {row['standard_error']:.3f}",
+            accuracy(row),
             forwards(row),
             f"{row['tokens_per_s']:.1f}",
             f"{row['over_plain']['ratio']:.2f} [{row['over_plain']['low']:.2f}, {row['over_plain']['high']:.2f}]",
@@ -35,16 +36,27 @@ def markdown(rows: list[dict]) -> str:
     heads = ["task", "method", "accuracy", "tokens a forward", "tokens/s", "over own plain decoding", "perplexity",
              "same text", "original's text", "lossless"]  # fmt: skip
     note = (
-        "`k=1`, `static` and `confadapt` run the self-distilled model; ConfAdapt and static blocks are lossy. "
-        "Where its adapters act on masks only, `k=1` is the original model. "
+        "`k=1`, `static`, `confadapt` and `masks` run the self-distilled model; all but `k=1` are lossy. `confadapt` "
+        "commits the longest prefix of predictions that are so sure; `masks` asks this of all but the first one, which "
+        "is plain decoding's own and committed in any case. Where its adapters act on masks only, `k=1` is the "
+        "original model. "
         "`lossless_self` verifies that model's blocks against its own `k=1` in the forward that drafts the next ones; "
         "`lossless_draft` verifies them with the original model, and its tokens a forward count that model's forwards, "
         "with the drafting model's beside them. The others run the original model alone (`original k=1`, timed beside "
         "`lossless_draft`; `ar`) or with draft heads, verified. Perplexity is the original model's. *Own plain "
         "decoding* and *same text*: of the model that wrote the text; *original's text*: as the original model writes "
-        "it plainly. *lossless*: exact, or tie where every first difference is a numerical tie.\n"
+        "it plainly. Intervals are of 95%, Wilson's for the accuracy. *lossless*: exact, or tie where every first "
+        "difference is a numerical tie.\n"
     )
     return markdown_table(heads, [*ours, *theirs]) + "\n" + note + _unjudged(rows)
+
+
+def accuracy(row: dict) -> str:
+    """With its 95% interval, or a dash where answers were not judged."""
+    if row["accuracy"] is None:
+        return "–"
+    low, high = share_interval(row["accuracy"], row["prompts"])
+    return f"{row['accuracy']:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def forwards(row: dict) -> str:

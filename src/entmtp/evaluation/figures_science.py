@@ -5,6 +5,7 @@ from matplotlib.figure import Figure
 
 from entmtp.config import PlotConfig
 from entmtp.evaluation.figures import GREY, MARKERS, panels, styled
+from entmtp.evaluation.stats import share_interval
 from entmtp.science.headroom import REFERENCES, plain_clock
 
 
@@ -58,11 +59,11 @@ def predicted_against_measured(rows: list[dict], plot: PlotConfig) -> Figure:
 
 
 def accuracy_frontier(rows: list[dict], plot: PlotConfig) -> Figure:
-    """Accuracy against measured speed over plain decoding, a panel per task: lines through the thresholds and through
-    the static blocks, single points for what is lossless; an empty panel where answers were not judged. `rows`: of
-    confadapt.json."""
-    families = [("confadapt", "ConfAdapt", "-"), ("static", "static k", "-"), ("lossless", "blocks, verified", ""),
-                ("", "plain decoding and EntMTP", "")]  # fmt: skip
+    """Accuracy against measured speed over plain decoding, a panel per task: lines through the thresholds (of all
+    predictions, of the masks alone) and through the static blocks, single points for what is lossless, with 95%
+    intervals; an empty panel where answers were not judged. `rows`: of confadapt.json."""
+    families = [("confadapt", "ConfAdapt", "-"), ("masks", "masks' confidence", "-"), ("static", "static k", "-"),
+                ("lossless", "blocks, verified", ""), ("", "plain decoding and EntMTP", "")]  # fmt: skip
     with styled(plot) as colours:
         tasks = list(dict.fromkeys(row["task"] for row in rows))
         columns = min(3, len(tasks))
@@ -77,16 +78,18 @@ def accuracy_frontier(rows: list[dict], plot: PlotConfig) -> Figure:
                 own = [row for row in left if row["method"].startswith(prefix)]
                 left = [row for row in left if row not in own]
                 own.sort(key=lambda row: row["over_plain"]["ratio"])
+                shares = np.array([row["accuracy"] for row in own])
+                ends = np.array([share_interval(row["accuracy"], row["prompts"]) for row in own]).reshape(-1, 2)
                 ax.errorbar(
-                    [row["over_plain"]["ratio"] for row in own], [row["accuracy"] for row in own],
-                    yerr=[row["standard_error"] for row in own], fmt=MARKERS[i] + line,
+                    [row["over_plain"]["ratio"] for row in own], shares, fmt=MARKERS[i] + line,
+                    yerr=np.abs(ends.T - shares),
                     color=colours[i], capsize=2, ms=5, lw=1.2, label=name,
                 )  # fmt: skip
             ax.set(title=task, xlabel="× own plain decoding", ylim=(-0.03, 1.03))
         for ax in axes[:, 0]:
             ax.set_ylabel("accuracy")
         handles, labels = axes[0, 0].get_legend_handles_labels()
-        fig.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
+        fig.legend(handles, labels, loc="outside lower center", ncols=len(families), fontsize=9)
     return fig
 
 

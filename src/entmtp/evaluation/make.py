@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from entmtp.config import BenchConfig, PlotConfig
 from entmtp.errors import EntmtpError
 from entmtp.evaluation import figure_data as read
@@ -14,6 +16,7 @@ from entmtp.evaluation.schema import check_schema
 from entmtp.evaluation.summary import build_summary, summarise, write_summary
 from entmtp.evaluation.tables import build_tables
 from entmtp.io import read_json
+from entmtp.layout import command_of, literal
 
 
 def make_summary(
@@ -82,18 +85,33 @@ def make_report(run: str | Path, out: str | Path, summary_path: str | Path | Non
     `replay`: whether the page of `make_replay_page` will lie beside it.
     """
     summary = read_json(summary_path or Path(run) / "summary.json")
-    config = Path(run) / "config.yaml"
-    try:
-        config_yaml = config.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise EntmtpError(f"{config}: no such file") from error
+    config_yaml = _config_of(run)
     figures = {name: Path(out) / "figures" / f"{name}.png" for name in FIGURES}
     tables = build_tables(summary["rows"])
-    write_report(Path(out) / "report.html", summary, tables, figures, read_captions(CAPTIONED), config_yaml, replay)
+    write_report(Path(out) / "report.html", summary, tables, figures, read_captions(CAPTIONED), config_yaml, replay,
+                 command_of("snakemake --cores all", *_said(run)))  # fmt: skip
 
 
 def make_replay_page(run: str | Path, out: str | Path) -> None:
     """Write `<out>/replay_generation.html` from generation.json of `run`."""
     record = read_json(Path(run) / "generation.json")
     check_schema(record, "generation")
-    write_replay_page(Path(out) / "replay_generation.html", record, read_captions(list(PARTS)))
+    experiment, overrides = _said(run)
+    shown = [f"replayed.{key}={literal(record[key])}" for key in ("task", "policy", "prompt_id")]
+    page = f"{Path(run).as_posix()}/replay_generation.html"
+    again = command_of(f"snakemake --cores all {page}", experiment, [*overrides, *shown])
+    write_replay_page(Path(out) / "replay_generation.html", record, read_captions(list(PARTS)), again)
+
+
+def _config_of(run: str | Path) -> str:
+    config = Path(run) / "config.yaml"
+    try:
+        return config.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise EntmtpError(f"{config}: no such file") from error
+
+
+def _said(run: str | Path) -> tuple[str, list[str]]:
+    """Experiment and overrides that the run was called with."""
+    config = yaml.safe_load(_config_of(run)) or {}
+    return str(config.get("experiment", "quick")), list(config.get("overrides") or [])

@@ -8,11 +8,12 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from entmtp.config import shipped
 from entmtp.errors import EntmtpError
 from entmtp.io import write_text
 
 PAGES = Path(__file__).with_name("pages")
-CAPTIONS = Path(__file__).resolve().parents[3] / "workflow" / "report"
+CAPTIONS = shipped("captions", "workflow/report")
 
 
 def read_captions(names: list[str]) -> dict[str, str]:

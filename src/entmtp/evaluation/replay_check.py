@@ -7,14 +7,10 @@ from entmtp.calibration.growth_traces import growth_of
 from entmtp.calibration.replay import Trace
 from entmtp.calibration.texts import trace_rows
 from entmtp.config import BenchConfig, DecodingConfig, from_plain
-from entmtp.evaluation.checks import replay_verdict
+from entmtp.evaluation.checks import TIE_GAP, replay_verdict
 from entmtp.io import read_parquet, write_parquet
 from entmtp.session import load_policy
 from entmtp.tasks import read_prompts
-
-# Signals and draft logits closer than this to their rival are numerical ties: batched and single evaluations of the
-# same float32 value differ by about 1e-5.
-TIE_GAP = 1e-3
 
 
 def check_task(inp, out, params, open_target) -> dict:

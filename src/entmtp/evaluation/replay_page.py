@@ -107,14 +107,16 @@ def verdict(record: dict[str, Any]) -> str:
     )
 
 
-def write_replay_page(path: str | Path, record: dict[str, Any], captions: dict[str, str]) -> None:
-    """Write the page; its link back expects report.html beside it. `captions` by name of PARTS."""
+def write_replay_page(path: str | Path, record: dict[str, Any], captions: dict[str, str], command: str = "") -> None:
+    """Write the page; its link back expects report.html beside it. `captions` by name of PARTS; `command` makes the
+    page of this very generation."""
     steps, depth = page_steps(record), signal_depth(record)
     last = record["steps"][-1] if record["steps"] else {"position": 0, "committed": 0}
     write_page(
         path,
         "replay.html.j2",
         record=record,
+        command=command,
         steps=steps,
         tail="".join(record["pieces"][last["position"] + last["committed"] :]),
         stop=record["stop"],

@@ -92,11 +92,12 @@ def write_report(
     captions: dict[str, str],
     config_yaml: str,
     replay: bool = True,
+    command: str = "",
 ) -> None:
     """Write the page. `figures` maps a name of FIGURES to its PNG, which is embedded; nothing is loaded from outside.
 
-    `replay`: whether replay_generation.html will lie beside it, to be linked. Raises EntmtpError for a missing figure
-    or caption.
+    `replay`: whether replay_generation.html will lie beside it, to be linked. `command` repeats the run. Raises
+    EntmtpError for a missing figure or caption.
     """
     missing = [name for name in [*figures, *(table.name for table in tables), *PAGE_TABLES] if name not in captions]
     if missing:
@@ -116,6 +117,7 @@ def write_report(
         steps=sum(row["replay"]["steps"] for row in checked),
         made_by=made_by(provenance),
         experiment=provenance.get("experiment"),
+        command=command,
         provenance=flat(provenance),
         glossary=glossary(config_yaml, rows),
         bibtex=bibtex(read_citation(), commit_of(provenance)),

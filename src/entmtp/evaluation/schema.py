@@ -1,12 +1,12 @@
 """JSON schemas of the files that cross stages (`workflow/schemas/<name>.schema.json`)."""
 
-from pathlib import Path
 from typing import Any
 
+from entmtp.config import shipped
 from entmtp.errors import EntmtpError
 from entmtp.io import read_json
 
-SCHEMAS = Path(__file__).resolve().parents[3] / "workflow" / "schemas"
+SCHEMAS = shipped("schemas", "workflow/schemas")
 
 
 def check_schema(value: Any, name: str) -> None:

@@ -12,6 +12,14 @@ from entmtp.errors import EntmtpError
 LEVEL = 95  # per cent
 
 
+def share_interval(share: float, n: int) -> tuple[float, float]:
+    """Wilson's interval of a share of n independent trials: unlike share ± standard error it has a width at 0 and 1."""
+    from scipy.stats import binomtest
+
+    found = binomtest(round(share * n), n).proportion_ci(LEVEL / 100, method="wilson")
+    return float(found.low), float(found.high)
+
+
 def _totals(resamples: int, seed: int, *columns: NDArray) -> list[NDArray]:
     """Resampled totals of each column, [resamples] each; one draw of prompts serves all columns (paired)."""
     n = len(columns[0])

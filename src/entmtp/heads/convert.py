@@ -16,6 +16,7 @@ from entmtp.config import HeadsConfig
 from entmtp.errors import EntmtpError, first_line
 from entmtp.heads.model import DraftHeads, HeadsFormat, save_heads
 from entmtp.heads.prefix import prefix_like
+from entmtp.target.fetch import hub_errors
 
 PREFIX = "prefix_embeding_layer."  # sic
 UNREAD = (f"{PREFIX}embed_tokens.weight", "input_embed_fn.weight")
@@ -35,7 +36,8 @@ def published_file(config: HeadsConfig) -> Path:
         raise EntmtpError("published heads need heads.path, or heads.repo and a pinned heads.revision")
     from huggingface_hub import hf_hub_download
 
-    return Path(hf_hub_download(config.repo, name, revision=config.revision))
+    with hub_errors(config.repo, config.revision):
+        return Path(hf_hub_download(config.repo, name, revision=config.revision))
 
 
 def read_published(path: Path) -> dict[str, Tensor]:

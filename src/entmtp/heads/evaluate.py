@@ -4,10 +4,11 @@ import numpy as np
 import torch
 
 from entmtp.calibration.latency_table import LatencyTable
-from entmtp.calibration.replay import Trace, replay_policy, self_rollout
+from entmtp.calibration.replay import Trace, self_rollout
 from entmtp.config import DecodingConfig
 from entmtp.decoding.engine import Decoder
 from entmtp.errors import EntmtpError
+from entmtp.evaluation.checks import TIE_GAP, replay_verdict
 from entmtp.evaluation.stats import total_over_total
 from entmtp.policy.schedulers import Policy
 from entmtp.timing import median_ms
@@ -64,16 +65,17 @@ def propose_ms(decoder: Decoder, tree: Tree, prompt: list[int], repeats: int) ->
 
 
 def confirm_live(decoder: Decoder, tree: Tree, trace: Trace, prompts: list[dict], decoding: DecodingConfig) -> dict:
-    """Decode `prompts` with the tree and compare each step's accepted tokens with the trace's."""
-    by_id = {prompt.prompt_id: prompt for prompt in trace.prompts}
-    policy = Policy("confirm", [tree])
-    accepted = steps = differing = 0
+    """Decode `prompts` with the tree and compare each step's accepted tokens with the trace's. `prompts_that_differ`:
+    by more than a numerical tie."""
+    policy, rows = Policy("confirm", [tree]), []
     for prompt in prompts:
-        live = [step.accepted for step in decoder.generate(prompt["token_ids"], policy, decoding, prompt["id"]).steps]
-        (run,) = replay_policy(Trace([by_id[prompt["id"]]]), policy)
-        told = [step.accepted for step in run]
-        accepted, steps, differing = accepted + sum(live), steps + len(live), differing + (live != told)
-    return {"prompts": len(prompts), "num_accepted": accepted / max(1, steps), "prompts_that_differ": differing}
+        steps = decoder.generate(prompt["token_ids"], policy, decoding, prompt["id"]).steps
+        rows.append({"prompt_id": prompt["id"], "step_tree": [step.tree for step in steps],
+                     "step_accepted": [step.accepted for step in steps],
+                     "step_signal": [None] * len(steps)})  # fmt: skip
+    accepted, total = (sum(kind(row["step_accepted"]) for row in rows) for kind in (sum, len))
+    differing = sum(replay_verdict(trace, policy, [row], TIE_GAP)["verdict"] == "fail" for row in rows)
+    return {"prompts": len(prompts), "num_accepted": accepted / max(1, total), "prompts_that_differ": differing}
 
 
 def evaluate_heads(
@@ -101,7 +103,7 @@ def evaluate_heads(
         value, low, high = total_over_total(accepted, steps, options["bootstrap"], options["seed"])
         milliseconds = latency.step(tree)
         live = None
-        if size == CONFIRMED and options["live_prompts"]:
+        if size == CONFIRMED and options["live_prompts"] and decoding.mode != "typical":  # a typical text is the tree's
             live = confirm_live(decoder, tree, test, prompts[: options["live_prompts"]], decoding)
         rows.append(
             {

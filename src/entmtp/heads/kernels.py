@@ -111,14 +111,18 @@ def rank(count, most, probability, depths, order):
 
 @njit(cache=True, nogil=True)
 def worthwhile(taken, rate, step_ms, edges, values, probability, depths, order):
-    """How many of the ranked candidates are worth verifying (GrowingPolicy.size); all of them for a `rate` < 0."""
+    """How many of the ranked candidates are worth verifying (GrowingPolicy.size); all of them for a `rate` < 0.
+    Without edges and values (of no depth) probabilities count as they are."""
     if rate < 0:
         return taken
     best, value, gained = 0, 0.0, 0.0
     for place in range(taken):
         node = order[place]
-        level = depths[node] - 1
-        gained += values[level, np.searchsorted(edges[level], probability[node], side="right")]
+        if len(values):
+            level = depths[node] - 1
+            gained += values[level, np.searchsorted(edges[level], probability[node], side="right")]
+        else:
+            gained += probability[node]
         worth = gained - rate * (step_ms[place + 1] - step_ms[0])
         if worth > value:
             best, value = place + 1, worth

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from entmtp.config import HeadsConfig
 from entmtp.errors import EntmtpError
 from entmtp.heads.prefix import PrefixFormat, make_prefix, reset_prefix
-from entmtp.io import atomic, read_json, write_json
+from entmtp.io import atomic, read_json, sha256_file, write_json
 
 LinearLike = Callable[[Tensor], Tensor]
 
@@ -45,6 +45,7 @@ class HeadsFormat:
     projection_bias: bool = False
     prefix: dict | None = None  # shape of the prefix attention layer (PrefixFormat); null: the heads see h itself
     format: str = "entmtp-heads-1"
+    weights: str = ""  # SHA-256 of model.safetensors: other weights are another config.json, which rules follow from
 
 
 def run_body(x: Tensor, first: LinearLike | None, blocks: Sequence[LinearLike]) -> Tensor:
@@ -131,7 +132,8 @@ def save_heads(heads: DraftHeads, folder: str | Path, dtype: torch.dtype = torch
         state[key] = stored.contiguous()
     with atomic(folder / "model.safetensors") as partial:
         save_file(state, partial, metadata={"format": "pt"})
-    write_json(folder / "config.json", asdict(heads.config))
+    weights = sha256_file(folder / "model.safetensors")
+    write_json(folder / "config.json", {**asdict(heads.config), "weights": weights})
 
 
 def _ill_value(config: HeadsFormat, vocab_size: int) -> str | None:
@@ -198,6 +200,10 @@ def load_heads(folder: str | Path, target) -> DraftHeads:
             f"{folder}: heads were trained for target {config.target}, this target is {target.fingerprint}; "
             "draft heads fit one target only: train heads for this one"
         )
+    tensors = folder / "model.safetensors"
+    if config.weights and tensors.is_file() and sha256_file(tensors) != config.weights:
+        raise EntmtpError(f"{tensors}: not the weights that its config.json was written with; copy both files again, "
+                          "or take the key 'weights' out of config.json if they were changed on purpose")  # fmt: skip
     try:
         state = load_file(folder / "model.safetensors")
         heads = DraftHeads(config, torch.zeros(config.draft_vocab))

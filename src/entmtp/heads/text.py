@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from entmtp.decoding.sampling import Chooser
+from entmtp.errors import EntmtpError
 from entmtp.target.cpu import BatchLayers
 from entmtp.target.llama import FusedLlama
 
@@ -242,7 +243,13 @@ class GenerateDecoder:
 
 
 def batch_decoder(target, batch: int, capacity: int, max_new_tokens: int) -> BatchDecoder | GenerateDecoder:
-    """The fast way to make many texts with `target`. `capacity`: positions of the longest prompt and its text."""
+    """The fast way to make many texts with `target`. `capacity`: positions of the longest prompt and its text. Raises
+    EntmtpError where the target has not so many."""
+    if capacity > target.max_positions:
+        raise EntmtpError(
+            f"texts of up to {capacity} positions (prompt and {max_new_tokens} new tokens), but the target has "
+            f"{target.max_positions}: lower corpus.max_prompt_tokens or task.max_prompt_tokens, or max_new_tokens"
+        )
     if isinstance(target.model, FusedLlama):
         return BatchDecoder(target.model, batch, capacity, target.stop_ids, max_new_tokens)
     return GenerateDecoder(target.model.model, batch, target.stop_ids, max_new_tokens)

@@ -129,7 +129,15 @@ def prepare(config: Config, overrides: list[str]) -> tuple[dict, dict[str, list[
                           f"experiment={config.experiment}` first")  # fmt: skip
     prompts = {task: [row["token_ids"] for row in read_prompts(run / f"prompts/{task}.jsonl", "test")[:PROMPTS]]
                for task in config.tasks}  # fmt: skip
+    if config.device != "cpu":
+        raise EntmtpError(f"device={config.device}: peers are compared on the CPU; add device=cpu")
     policies = fastest(read_json(run / "summary.json"), config.policies)
+    without = [task for task in config.tasks if task not in policies]
+    if without:
+        raise EntmtpError(
+            f"{run}: no lossless policy with draft heads was timed on {', '.join(without)}, so there is no best one to "
+            "compare; choose another experiment, or policies=… with draft heads"
+        )
     kinds = sorted({kind for kind, _ in policies.values()})
     heads = {kind: compose_heads(config, overrides, kind) for kind in kinds}
     budget = min(NEW_TOKENS, config.decoding.max_new_tokens)

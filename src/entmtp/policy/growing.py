@@ -64,8 +64,10 @@ class GrowingPolicy(Policy):
 
     @cached_property
     def calibration_arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Edges [D, E] and values [D, E + 1] of the calibration, padded: unused edges are infinite."""
-        edges, values = (self.calibration.edges, self.calibration.values) if self.calibration else ([], [])
+        """Edges [D, E] and values [D, E + 1] of the calibration, padded: unused edges are infinite. D = 0 without."""
+        if self.calibration is None:
+            return np.zeros((0, 0)), np.zeros((0, 1))
+        edges, values = self.calibration.edges, self.calibration.values
         depth, most = max(self.max_depth, len(edges)), max(map(len, edges), default=0)
         padded, steps = np.full((depth, most), np.inf), np.zeros((depth, most + 1))
         for d, (row, own) in enumerate(zip(edges, values, strict=True)):

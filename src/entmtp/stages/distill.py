@@ -28,7 +28,7 @@ from entmtp.io import (
     write_jsonl,
     write_parquet,
 )
-from entmtp.provenance import provenance
+from entmtp.provenance import decoding_code, provenance
 from entmtp.stages.common import open_block, write_verdicts
 
 
@@ -140,7 +140,7 @@ def confadapt(inp, out, params) -> None:
     config, decoding = from_plain(ConfAdaptConfig, params["confadapt"]), from_plain(DecodingConfig, params["decoding"])
     tests, latency = read_prompts(inp.prompts, "test"), read_json(inp.latency)
     own, mask_id = _open_multi_token(inp, params)
-    rules = rules_of(config.k_max, config.thresholds, config.static)
+    rules = rules_of(config)
     most = BlockDecoder.rows(max(rule.k_max for rule in rules.values()))
     capacity = capacity_for(tests, decoding.max_new_tokens, max(most, config.max_nodes + 1))
     # a multi-token model's embedding may be longer: what the original cannot read is not said
@@ -155,15 +155,25 @@ def confadapt(inp, out, params) -> None:
     models = [own.fingerprint, mask_id, sorted(own.stop_ids), original.fingerprint if original else None]
     files = [sha256_file(path) for path in (inp.prompts, inp.latency)]
     said = [params[key] for key in ("confadapt", "decoding", "dtype", "device")]
-    identity = sha256_json([models, files, said, torch.get_num_threads()])
+    identity = sha256_json([models, files, said, torch.get_num_threads(), decoding_code()])
     journal = Journal(Path(out.rows).with_suffix(".journal.jsonl"), identity)
-    rows = decode_all(arms, tests, decoding.max_new_tokens, journal)
-    write_parquet(out.rows, rows)
-    targets = {verified.SELF: own, verified.DRAFT: original}
+    # the journal stays until the rows are judged, as a bench's does until its check
+    write_parquet(out.rows, decode_all(arms, tests, decoding.max_new_tokens, journal))
+
+
+def confadapt_check(inp, out, params) -> None:
+    """Verified blocks against plain decoding of the model that verified them."""
+    from entmtp.evaluation import lossless_blocks as verified
+    from entmtp.tasks import read_prompts
+
+    own, _ = _open_multi_token(inp, params)
+    targets = {verified.SELF: own}
+    if "draft" in from_plain(ConfAdaptConfig, params["confadapt"]).lossless and own.mask_id is None:
+        targets[verified.DRAFT], _ = open_block(params)
     margin = from_plain(BenchConfig, params["bench"]).tie_margin[params["dtype"]]
+    rows, tests = read_parquet(inp.rows).to_dict("records"), read_prompts(inp.prompts, "test")
     result = {"task": params["task"], "dtype": params["dtype"],
               "policies": verified.verdicts_of(rows, tests, targets, margin)}  # fmt: skip
-    # the journal stays until the rows are judged, as a bench's does until its check
     write_verdicts(out.check, result, "differ from plain decoding of the verifying model by more than a numerical tie")
 
 
@@ -219,7 +229,7 @@ def confadapt_report(inp, out, params) -> None:
         "model": {key: params["mtp"][key] for key in ("name", "source", "repo", "revision")},
         "training": read_json(history) if history else None,
         # this job computes nothing: the threads that count are those of the timed rules
-        "provenance": provenance(params["block"], threads=read_json(inp.latency)["threads"]),
+        "provenance": provenance(params["config"], threads=read_json(inp.latency)["threads"]),
     }
     check_schema(record, "confadapt")
     write_json(out.record, record)

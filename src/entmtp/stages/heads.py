@@ -90,19 +90,24 @@ def train_heads(inp, out, params) -> None:
 
 def heads_vocabulary(inp, out, params) -> None:
     """The trade-off between what a draft vocabulary covers and what it costs."""
-    from entmtp.evaluation.figures import save_figure
-    from entmtp.evaluation.figures_machine import vocabulary_curve
     from entmtp.heads import vocabulary
     from entmtp.heads.features import Features
 
-    config, plot = from_plain(HeadsConfig, params["heads"]), from_plain(PlotConfig, params["plot"])
-    base, _ = open_block(params)
+    config, (base, _) = from_plain(HeadsConfig, params["heads"]), open_block(params)
     plain_ms = vocabulary.plain_step_ms(base, params["repeats"])
     sizes = [2**n for n in range(9, 20) if 2**n >= config.width]
     rows = vocabulary.vocabulary_curve(base, Features.open(list(inp.features)), sizes, config.depth, config.width,
                                        plain_ms, params["repeats"])  # fmt: skip
-    save_figure(vocabulary_curve(rows, vocabulary.knee(rows), plot), Path(out.curve).with_suffix(""))
     write_json(out.curve, {"dtype": base.dtype_name, "plain_ms": plain_ms, "knee": vocabulary.knee(rows), "rows": rows})
+
+
+def heads_vocabulary_figure(inp, out, params) -> None:
+    from entmtp.evaluation.figures import save_figure
+    from entmtp.evaluation.figures_machine import vocabulary_curve
+
+    curve = read_json(inp.curve)
+    figure = vocabulary_curve(curve["rows"], curve["knee"], from_plain(PlotConfig, params["plot"]))
+    save_figure(figure, Path(out.figure[0]).with_suffix(""))
 
 
 def heads_eval(inp, out, params) -> None:
@@ -144,7 +149,7 @@ def heads_report(inp, out, params) -> None:
         own = [row["num_accepted"] for row in rows if row["heads"] == kind and row["size"] == params["size"]]
         means[kind] = geometric_mean(own) if own and min(own) > 0 else 0.0
     made = {"size": params["size"], "geometric_mean_num_accepted": means, "rows": rows,
-            "provenance": provenance(params["block"])}  # fmt: skip
+            "provenance": provenance(params["config"], threads=read_json(inp.latency)["threads"])}  # fmt: skip
     check_schema(made, "heads")
     write_json(out.report, made)
     print(f"heads: num_accepted of {params['size']} nodes, geometric mean over tasks: {means}", flush=True)

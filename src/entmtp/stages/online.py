@@ -4,6 +4,7 @@ from pathlib import Path
 
 from entmtp.config import BenchConfig, DecodingConfig, HeadsConfig, from_plain
 from entmtp.io import read_parquet, sha256_file, sha256_json, write_json, write_parquet
+from entmtp.provenance import decoding_code
 from entmtp.stages.common import open_block, write_verdicts
 
 
@@ -38,7 +39,7 @@ def bench(inp, out, params) -> None:
 def bench_identity(files, params, threads: int) -> str:
     """Of what rows are timed under: an interrupted bench goes on under the very same only."""
     said = [params[key] for key in ("decoding", "dtype", "device", "kinds", "arms")]
-    return sha256_json([[sha256_file(path) for path in files], said, threads])
+    return sha256_json([[sha256_file(path) for path in files], said, threads, decoding_code()])
 
 
 def check_lossless(inp, out, params) -> None:

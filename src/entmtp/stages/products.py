@@ -24,7 +24,9 @@ def summary(inp, out, params) -> None:
     }
     commits = {task: hub_commit(from_plain(TaskConfig, block)) for task, block in params["tasks_config"].items()}
     measured = [read_json(path) for path in inp.latency]
-    record = provenance(params["config"], prompts_sha256=prompts, hub_commits=commits)
+    run, timed = Path(params["run"]), [*inp.bench, *inp.latency]
+    hashes = {str(Path(path).relative_to(run)): sha256_file(path) for path in timed}
+    record = provenance(params["config"], prompts_sha256=prompts, hub_commits=commits, timed_sha256=hashes)
     if measured:  # this job computes nothing: the threads that count are those of the timed rules
         record["threads"] = measured[0]["threads"]
     make_summary(params["run"], list(params["tasks"]), list(params["policies"]),
@@ -34,6 +36,7 @@ def summary(inp, out, params) -> None:
 def resolved_config(inp, out, params) -> None:
     whole = {
         **params["config"],
+        "overrides": list(params["overrides"]),
         "resolved": {
             "tasks": params["tasks_config"],
             "policies": params["policies_config"],

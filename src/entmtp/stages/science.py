@@ -68,7 +68,7 @@ def scheduling(inp, out, params) -> None:
         moving = {name: value for name, value in fitted.items() if value["trees"] or value["growing"]}
         tasks[part["task"]] = Fitted(Bank.load(inp.banks[number]), moving, trace)
     record = combine(parts, transfer_rows(tasks, latency, STAR), [part["forwards"] for part in parts],
-                     provenance(params["block"]))  # fmt: skip
+                     provenance(params["config"], threads=read_json(inp.latency)["threads"]))  # fmt: skip
     check_schema(record, "scheduling")
     write_json(out.record, record)
     make_scheduling(record, from_plain(PlotConfig, params["plot"]), Path(out.markdown).parent)

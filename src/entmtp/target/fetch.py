@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from entmtp.config import TargetConfig
@@ -105,18 +107,27 @@ def _from_hub(config: TargetConfig, made: Path) -> None:
 
     if not config.repo or not config.revision:
         raise EntmtpError("target.source=hub needs target.repo and a pinned target.revision")
-    snapshot_download(config.repo, revision=config.revision, local_dir=made, allow_patterns=HUB_FILES)
+    with hub_errors(config.repo, config.revision):
+        snapshot_download(config.repo, revision=config.revision, local_dir=made, allow_patterns=HUB_FILES)
 
 
 def hub_snapshot(repo: str, revision: str | None) -> Path:
     """A Hub model's folder in the Hub's own cache. Nothing in it is ever executed."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HTTPError
 
     if not revision:
         raise EntmtpError(f"{repo}: no such folder; a Hub name needs a pinned revision=<commit>")
-    try:
+    with hub_errors(repo, revision):
         return Path(snapshot_download(repo, revision=revision, allow_patterns=HUB_FILES))
+
+
+@contextmanager
+def hub_errors(repo: str, revision: str) -> Iterator[None]:
+    """What the Hub's client raises, as one message that names repository and revision."""
+    from huggingface_hub.errors import HFValidationError, HTTPError
+
+    try:
+        yield
     except (HFValidationError, HTTPError, OSError) as error:
         raise EntmtpError(
             f"{repo} at revision {revision}: cannot be loaded from the Hub ({first_line(error)})"
@@ -162,4 +173,7 @@ def model_fingerprint(folder: str | Path) -> str:
 def shape_name(config: dict) -> str:
     """The part of a fingerprint that a config alone tells."""
     hidden = config.get("hidden_size", config.get("n_embd"))  # as GPT-2's family writes it
+    if None in (hidden, config.get("model_type"), config.get("vocab_size")):
+        raise EntmtpError(f"model_type={config.get('model_type')}: its config names no hidden_size and vocab_size "
+                          "of one decoder (text and other parts are configured apart?): not supported")  # fmt: skip
     return f"{config['model_type']}-h{hidden}-v{config['vocab_size']}"

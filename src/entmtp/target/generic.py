@@ -4,7 +4,7 @@ Every name of transformers that changes between releases (cache classes, forward
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from entmtp.target.cache import KVCache
@@ -109,13 +109,22 @@ def run_layers(model, vectors: Tensor, positions: Tensor, mask: Tensor, cache: C
     return out.last_hidden_state
 
 
+def with_weights(model: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
+    """The model on a device with its weights in a dtype. Buffers keep theirs: rotary frequencies are float32 whatever
+    the weights are, and a rounded one is off by a radian some hundred positions on."""
+    model.to(device)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
 class GenericForward:
     """`hidden`, `logits`, `embed`, `new_cache` over a transformers model."""
 
     groups = 1  # mask rows are not repeated: transformers expands key heads itself
 
     def __init__(self, model, dtype: torch.dtype, device: str):
-        self.model = model.to(device=device, dtype=dtype).requires_grad_(False)
+        self.model = with_weights(model, device, dtype).requires_grad_(False)
         self.dtype, self.device = dtype, device
         self.head_weight = model.get_output_embeddings().weight.detach()
         config = model.config

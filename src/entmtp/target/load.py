@@ -1,6 +1,5 @@
 """A loaded target: tokenizer, stop ids, forward (fused or generic) and its cache, behind one interface."""
 
-import hashlib
 import json
 import pickle
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from entmtp.config import TargetConfig
 from entmtp.errors import EntmtpError, first_line
+from entmtp.io import weights_digest
 from entmtp.target import llama
 from entmtp.target.cache import KVCache
 from entmtp.target.fetch import model_fingerprint
@@ -20,6 +20,7 @@ from entmtp.target.mask_adapter import MaskAdapter
 # what transformers raises over a damaged config or weight file, a pickle that is no list of tensors among them
 _UNLOADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError,
                pickle.UnpicklingError)  # fmt: skip
+ATTENDING = {"full_attention", "sliding_attention", "chunked_attention", "attention"}  # layers that our cache serves
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -141,6 +142,7 @@ def wrap_model(
     from entmtp.target.masked import MaskGeneric, MaskLlama
 
     config = model.config
+    _refuse_unsupported(model)
     _refuse_changed_logits(config)
     fusable = llama.supports(config)
     if forward == "fused" and not fusable:
@@ -150,6 +152,8 @@ def wrap_model(
         made = (llama.FusedLlama if fused else GenericForward)(model, DTYPES[dtype], device)
     else:
         made = (MaskLlama if fused else MaskGeneric)(model, adapter, DTYPES[dtype], device)
+    if not fused:
+        _try_out(made, config)
     return Target(
         model=made,
         tokenizer=tokenizer,
@@ -165,6 +169,34 @@ def wrap_model(
     )
 
 
+def _refuse_unsupported(model) -> None:
+    """Models of another make than a decoder with attention over one cache and a vocabulary head."""
+    config = model.config
+    kind = f"model_type={config.model_type} ({type(model).__name__})"
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if getattr(head, "weight", None) is None:
+        raise EntmtpError(f"{kind}: no vocabulary head; load it as a causal language model (AutoModelForCausalLM)")
+    missing = [key for key in ("hidden_size", "max_position_embeddings") if getattr(config, key, None) is None]
+    if missing:
+        raise EntmtpError(f"{kind}: its config has no {missing[0]}: not supported")
+    others = sorted(set(getattr(config, "layer_types", None) or []) - ATTENDING)
+    if others:
+        raise EntmtpError(
+            f"{kind}: layers of type {', '.join(others)}: only attention over keys and values is supported"
+        )
+
+
+@torch.inference_mode()
+def _try_out(forward, config) -> None:
+    """Two tokens through a model that nothing is known of: what its layers keep may not be what our cache holds."""
+    tokens = torch.tensor([0, 0], device=forward.device)
+    try:
+        forward.hidden(tokens, torch.arange(2, device=forward.device), forward.new_cache(2), None)
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+        raise EntmtpError(f"model_type={config.model_type}: not supported by the generic forward "
+                          f"({first_line(error)})") from error  # fmt: skip
+
+
 def _refuse_changed_logits(config) -> None:
     """Models that scale or cap their logits after the head: taking the head alone would give other probabilities."""
     for key, neutral in (("logits_scaling", 1), ("logit_scale", 1), ("final_logit_softcapping", None)):
@@ -175,11 +207,13 @@ def _refuse_changed_logits(config) -> None:
 
 def _max_positions(config) -> int:
     """Longest context that the forwards compute exactly. Our masks know no sliding window, so it ends at the window: of
-    all layers, or of GPT-Neo's local ones, which count cache rows. It ends too where longrope changes the rotation of
-    whole forwards: a tree's deepest node would change its root's."""
+    all layers, or of GPT-Neo's local ones, which count cache rows; or at the end of an attention chunk. It ends too
+    where longrope changes the rotation of whole forwards: a tree's deepest node would change its root's."""
     limits = [config.max_position_embeddings]
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         limits.append(config.sliding_window)
+    if getattr(config, "attention_chunk_size", None):
+        limits.append(config.attention_chunk_size)
     if "local" in (getattr(config, "attention_layers", None) or []):
         limits.append(config.window_size)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
@@ -202,17 +236,4 @@ def fingerprint(folder: Path) -> str:
     """The model's shape and an identity of its weights: the pinned hash they came from, or a digest of their files."""
     marker = folder / "entmtp.json"
     pinned = json.loads(marker.read_text()).get("sha256") if marker.is_file() else None
-    return f"{model_fingerprint(folder)}-{(pinned or _weights_digest(folder))[:12]}"
-
-
-def _weights_digest(folder: Path, ends: int = 1 << 20) -> str:
-    """SHA-256 over names, sizes and both ends of the weight files: tells fine-tunes apart without reading gigabytes."""
-    digest = hashlib.sha256()
-    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(ends))
-            file.seek(max(0, size - ends))
-            digest.update(file.read(ends))
-    return digest.hexdigest()
+    return f"{model_fingerprint(folder)}-{(pinned or weights_digest(folder))[:12]}"
