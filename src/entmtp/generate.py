@@ -140,7 +140,7 @@ def open_policy(config: Config):
     if given.get("depth", 0) > config.heads.depth:
         raise EntmtpError(f"policy.depth={given['depth']} exceeds the {config.heads.depth} draft heads")
     usual = compose([f"policy={policy.name}"]).policy
-    others = [item.name for item in fields(policy) if item.name not in ("tau_on", "tau_off", "depth")]
+    others = [item.name for item in fields(policy) if item.name not in ("heads", "tau_on", "tau_off", "depth")]
     unread = [f"policy.{key}" for key in others if getattr(policy, key) != getattr(usual, key)]
     if unread:
         print(f"note: {', '.join(unread)}: not looked at here. The policy is the run's, as it was fitted: such keys "

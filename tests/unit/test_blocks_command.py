@@ -83,7 +83,7 @@ def test_an_adapter_for_masks_is_read_beside_its_target(made, monkeypatch, capsy
 
 def test_mistakes_are_one_line(made, monkeypatch, capsys, tmp_path):
     both = run(monkeypatch, capsys, "Hi", *options(made, made / "made"), "verify=true", "static=2")
-    assert both[0] == 1 and both[2].startswith("error: threshold=, static= and verify=true exclude one another")
+    assert both[0] == 1 and both[2].startswith("error: threshold=, masks=, static= and verify=true exclude one another")
     assert run(monkeypatch, capsys, "Hi", "k_max=3")[::2] == (1, "error: mtp=FOLDER is missing: a multi-token model's "
                                                                "folder, or an adapter's\n")  # fmt: skip
     said = {"verify=1": "true or false", "threshold=abc": "must be a number", "k_max=two": "must be a number"}

@@ -102,7 +102,7 @@ def test_native_format_round_trip(tiny, heads_maker, tmp_path, arch):
         "torch.float16"
     }
     loaded = load_heads(tmp_path, tiny)
-    assert loaded.config == heads.config
+    assert replace(loaded.config, weights="") == heads.config
     assert not loaded.training
     assert torch.equal(loaded.token_map, heads.token_map)
     assert loaded.token_map.tolist()[:2] == [7, 5]
@@ -170,6 +170,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_heads_that_do_not_fit_are_one_clear_error(tiny, saved, damage):
     edit, message = DAMAGES[damage]
+    edit_config(saved, weights="")  # of somebody who wrote no hash: with it, other weights are named as such
     edit(saved)
     with pytest.raises(EntmtpError, match=message) as caught:
         load_heads(saved, tiny)

@@ -21,7 +21,7 @@ def examples() -> list[str]:
 @pytest.fixture
 def finished(tmp_path, traced, trees):
     """What the page reads of a finished run: bank, latency table and traces of the test texts."""
-    run, case = tmp_path / "results" / "main", traced("hydra_plus")
+    run, case = tmp_path / "results" / "quick", traced("hydra_plus")
     listed = [("empty", 100.0, 10.0), ("chain_4", 110.0, 12.0), ("full", 90.0, 14.0)]
     entries = [BankTree(trees[name], 1.1, speed, ms) for name, speed, ms in listed]
     Bank("humaneval", "hydra_plus", "measured", entries).save(run / "trees" / "hydra_plus" / "humaneval" / "bank.json")
