@@ -5,6 +5,7 @@ add_special_tokens, the embedding padded to a multiple, `auto_map` pointing at P
 """
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,12 +24,14 @@ from entmtp.decoding.confadapt import BlockDecoder, BlockRule
 from entmtp.decoding.lossless import SelfVerifier
 from entmtp.distill.published import check_same_vocabulary, find_mask_id, load_multi_token
 from entmtp.errors import EntmtpError
+from entmtp.io import read_json, read_safetensors, sha256_file
 from entmtp.policy.blocks import FixedBlocks
 from entmtp.target.generic import GenericForward
 from entmtp.target.llama import FusedLlama
 from entmtp.target.load import load_target
 from entmtp.tasks.prompts import encode
 
+ROOT = Path(__file__).resolve().parents[2]
 LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0,
                "high_freq_factor": 4.0, "original_max_position_embeddings": 16}  # fmt: skip
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -159,3 +162,15 @@ def test_released_models_are_configured_with_their_originals(name, mask_id, tiny
         tokenizer.chat_template = config.target.chat_template
         ids = encode(tokenizer, [{"role": "user", "content": "How many?"}])
         assert tokenizer.decode(ids) == "How many?\n\n"
+
+
+@pytest.mark.parametrize("folder", sorted((ROOT / "resources" / "adapters").iterdir()), ids=lambda path: path.name)
+def test_shipped_adapters_are_whole_small_and_for_the_shipped_heads_target(folder):
+    tensors, config = folder / "adapter.safetensors", read_json(folder / "config.json")
+    assert tensors.stat().st_size < 30e6 and sha256_file(tensors) == config["weights"]
+    assert config["target"] == read_json(ROOT / "resources/heads/smollm2-hydra_plus/config.json")["target"]
+    assert config["masks_only"] and read_safetensors(tensors)["mask_row"].shape == (576,)
+    card = read_json(folder / "card.json")
+    assert card["curve"][-1]["step"] == card["distill"]["steps"] and (folder / "README.md").is_file()
+    mtp = compose([f"mtp={folder.name.replace('-', '_')}"]).mtp
+    assert (mtp.source, ROOT / mtp.path) == ("adapter", folder)
