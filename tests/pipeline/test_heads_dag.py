@@ -77,7 +77,7 @@ def test_another_learning_rate_makes_no_text_again(trained):
 
 
 def test_the_vocabulary_curve(trained):
-    done = snakemake(trained, "results/smoke/heads/vocabulary.json", overrides=overrides(trained / "prompts.jsonl"))
+    done = snakemake(trained, "results/smoke/heads/vocabulary.png", overrides=overrides(trained / "prompts.jsonl"))
     assert done.returncode == 0, done.stderr[-3000:]
     made = json.loads((trained / "results/smoke/heads/vocabulary.json").read_text())
     assert made["knee"] in [row["size"] for row in made["rows"]]
