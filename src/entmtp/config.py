@@ -74,7 +74,6 @@ __all__ = [
 
 KINDS = ("ar", "static", "star", "ladder", "tau", "cost_aware", "adaptive", "bandit", "dynamic", "marginal")
 PACKAGE = Path(__file__).resolve().parent
-# a wheel carries conf/ inside the package (setup.py), in a checkout it lies beside `src`
 
 
 def shipped(name: str, in_checkout: str) -> Path:

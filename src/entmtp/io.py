@@ -145,6 +145,13 @@ def sha256_file(path: str | Path) -> str:
         raise EntmtpError(f"{path}: {_reason(error)}") from error
 
 
+def check_sha256(path: str | Path, expected: str, problem: str) -> None:
+    """Refuse a file that is not the one whose hash was written down; "" where none was. A missing file is for whoever
+    reads it."""
+    if expected and Path(path).is_file() and sha256_file(path) != expected:
+        raise EntmtpError(f"{path}: {problem}")
+
+
 def weights_digest(folder: str | Path, ends: int = 1 << 20) -> str:
     """SHA-256 over names, sizes and both ends of the weight files: tells fine-tunes apart without reading gigabytes."""
     digest = hashlib.sha256()
@@ -181,6 +188,11 @@ def check_writable(folder: str | Path, key: str) -> None:
         probe.unlink()
     except OSError as error:
         raise EntmtpError(f"{key}={folder}: not a writable folder ({error.strerror}); choose another one") from error
+
+
+def journal_of(path: str | Path) -> Path:
+    """Where the finished rows of a timed file lie until what checks them has read it."""
+    return Path(path).with_suffix(".journal.jsonl")
 
 
 class Journal:

@@ -191,7 +191,6 @@ class LanguageModel:
         check_prompt(self.target, ids, decoding.max_new_tokens)  # before another cache takes this one's place
         with self._alone():  # two threads must not get one turn: both would write into the one cache
             decoder = self.decoder(Decoder.room(len(ids), decoding.max_new_tokens, self.policy.max_nodes))
-            decoder.check(ids, decoding.max_new_tokens, self.policy.max_nodes)
             self._turn += 1
             turn = self._turn
         steps = decoder.stream(ids, self.policy, decoding, prompt_id, stop_ids=stop_ids, processors=checked)

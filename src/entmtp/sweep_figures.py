@@ -45,7 +45,7 @@ class ThresholdGrid:
     task: str
     policy: str
     rows: "pd.DataFrame"
-    label: str = ""  # task, policy, and whatever else tells it from the sweep's other grids
+    label: str  # task, policy, and whatever else tells it from the sweep's other grids
 
     @property
     def title(self) -> str:
@@ -87,9 +87,8 @@ def threshold_grids(frame: "pd.DataFrame") -> Iterator[ThresholdGrid]:
     several = [key for key in apart(rows)[2:] if rows[key].nunique(dropna=False) > 1]
     for (task, policy, *_), group in rows.groupby(apart(rows), sort=False, dropna=False):
         if group["tokens_per_s"].notna().any():
-            yield ThresholdGrid(
-                task, policy, group, ", ".join([task, policy, *(str(group[key].iloc[0]) for key in several)])
-            )
+            more = [str(group[key].iloc[0]) for key in several]
+            yield ThresholdGrid(task, policy, group, ", ".join([task, policy, *more]))
 
 
 def describe_optima(frame: "pd.DataFrame") -> list[str]:

@@ -59,6 +59,14 @@ MODEL = str(
 )
 MTP = str(multi_token_folder(CFG, RUN) / ("entmtp.json" if CFG.mtp.source == "hub" else "config.json"))
 PLAIN = to_plain(CFG)
+
+
+def own_weights(model, key):
+    """What tells the weights of a folder of one's own, read once a call."""
+    return {key: weights_digest(model.path or "")} if model.source == "folder" else {}
+
+
+OWN_TARGET, OWN_MTP = own_weights(CFG.target, "weights"), own_weights(CFG.mtp, "mtp_weights")
 # kinds of heads whose trees are searched: those of policies that use a bank
 CALIBRATED = sorted({p.heads for p in POLICY_CFG.values() if p.heads and p.kind not in KINDS_OF_POLICY})
 USED = sorted({p.heads for p in POLICY_CFG.values() if p.heads})
@@ -93,8 +101,7 @@ def base():
     """What every rule that opens the target needs to know. Models that are fetched or made here have other `config.json`
     or `entmtp.json` where their weights are others; a folder of one's own may not."""
     keys = ("target", "dtype", "device", "threads")
-    own = {"weights": weights_digest(CFG.target.path or "")} if CFG.target.source == "folder" else {}
-    return {**{key: PLAIN[key] for key in keys}, **own, "resources": lambda wildcards: CFG.resources}
+    return {**{key: PLAIN[key] for key in keys}, **OWN_TARGET, "resources": lambda wildcards: CFG.resources}
 
 
 def source_of(block):
@@ -106,8 +113,7 @@ def source_of(block):
 
 def multi_token_block():
     """The second method's model, as those who use it see it."""
-    own = {"weights": weights_digest(CFG.mtp.path or "")} if CFG.mtp.source == "folder" else {}
-    return {"mtp": PLAIN["mtp"], **({"mtp_weights": own["weights"]} if own else {})}
+    return {"mtp": PLAIN["mtp"], **OWN_MTP}
 
 
 def heads_config(kind):

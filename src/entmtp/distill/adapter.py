@@ -17,7 +17,7 @@ from entmtp.config import TargetConfig, from_plain
 from entmtp.distill.lora import LoraLinear, MaskRow, add_lora, add_mask_row, merge
 from entmtp.distill.mask_token import add_mask_token
 from entmtp.errors import EntmtpError
-from entmtp.io import atomic, folder_atomic, read_json, read_safetensors, sha256_file, write_json
+from entmtp.io import atomic, check_sha256, folder_atomic, read_json, read_safetensors, sha256_file, write_json
 from entmtp.target.load import Target, fingerprint, load_model, load_tokenizer, wrap_model
 from entmtp.target.mask_adapter import MaskAdapter
 
@@ -74,9 +74,8 @@ def read_format(base: str | Path, adapter: str | Path) -> AdapterFormat:
         raise EntmtpError(
             f"{adapter}: made for the target {config.target}, not for {own}; choose that target, or train mtp=distilled"
         )
-    tensors = Path(adapter) / TENSORS
-    if config.weights and tensors.is_file() and sha256_file(tensors) != config.weights:
-        raise EntmtpError(f"{tensors}: not the adapter that its config.json was written with; copy both files again")
+    check_sha256(Path(adapter) / TENSORS, config.weights,
+                 "not the adapter that its config.json was written with; copy both files again")  # fmt: skip
     return config
 
 
@@ -89,7 +88,7 @@ def load_adapted(
     masks = MaskAdapter(model, made.rank, made.alpha, made.seed)
     _fill(masks.tensors(), read_safetensors(Path(adapter) / TENSORS), adapter)
     tokenizer = load_tokenizer(base, config.chat_template)
-    identity = f"{made.target}-{sha256_file(Path(adapter) / TENSORS)[:12]}"
+    identity = f"{made.target}-{(made.weights or sha256_file(Path(adapter) / TENSORS))[:12]}"
     return wrap_model(model, tokenizer, config.forward, dtype, device, identity, masks)
 
 

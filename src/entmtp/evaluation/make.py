@@ -89,14 +89,14 @@ def make_report(run: str | Path, out: str | Path, summary_path: str | Path | Non
     figures = {name: Path(out) / "figures" / f"{name}.png" for name in FIGURES}
     tables = build_tables(summary["rows"])
     write_report(Path(out) / "report.html", summary, tables, figures, read_captions(CAPTIONED), config_yaml, replay,
-                 command_of("snakemake --cores all", *_said(run)))  # fmt: skip
+                 command_of("snakemake --cores all", *_said(config_yaml)))  # fmt: skip
 
 
 def make_replay_page(run: str | Path, out: str | Path) -> None:
     """Write `<out>/replay_generation.html` from generation.json of `run`."""
     record = read_json(Path(run) / "generation.json")
     check_schema(record, "generation")
-    experiment, overrides = _said(run)
+    experiment, overrides = _said(_config_of(run))
     shown = [f"replayed.{key}={literal(record[key])}" for key in ("task", "policy", "prompt_id")]
     page = f"{Path(run).as_posix()}/replay_generation.html"
     again = command_of(f"snakemake --cores all {page}", experiment, [*overrides, *shown])
@@ -111,7 +111,7 @@ def _config_of(run: str | Path) -> str:
         raise EntmtpError(f"{config}: no such file") from error
 
 
-def _said(run: str | Path) -> tuple[str, list[str]]:
+def _said(config_yaml: str) -> tuple[str, list[str]]:
     """Experiment and overrides that the run was called with."""
-    config = yaml.safe_load(_config_of(run)) or {}
+    config = yaml.safe_load(config_yaml) or {}
     return str(config.get("experiment", "quick")), list(config.get("overrides") or [])

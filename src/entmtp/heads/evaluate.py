@@ -73,9 +73,13 @@ def confirm_live(decoder: Decoder, tree: Tree, trace: Trace, prompts: list[dict]
         rows.append({"prompt_id": prompt["id"], "step_tree": [step.tree for step in steps],
                      "step_accepted": [step.accepted for step in steps],
                      "step_signal": [None] * len(steps)})  # fmt: skip
-    accepted, total = (sum(kind(row["step_accepted"]) for row in rows) for kind in (sum, len))
+    accepted = [count for row in rows for count in row["step_accepted"]]
     differing = sum(replay_verdict(trace, policy, [row], TIE_GAP)["verdict"] == "fail" for row in rows)
-    return {"prompts": len(prompts), "num_accepted": accepted / max(1, total), "prompts_that_differ": differing}
+    return {
+        "prompts": len(prompts),
+        "num_accepted": sum(accepted) / max(1, len(accepted)),
+        "prompts_that_differ": differing,
+    }
 
 
 def evaluate_heads(

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from entmtp.config import HeadsConfig
 from entmtp.errors import EntmtpError
 from entmtp.heads.prefix import PrefixFormat, make_prefix, reset_prefix
-from entmtp.io import atomic, read_json, sha256_file, write_json
+from entmtp.io import atomic, check_sha256, read_json, sha256_file, write_json
 
 LinearLike = Callable[[Tensor], Tensor]
 
@@ -200,10 +200,11 @@ def load_heads(folder: str | Path, target) -> DraftHeads:
             f"{folder}: heads were trained for target {config.target}, this target is {target.fingerprint}; "
             "draft heads fit one target only: train heads for this one"
         )
-    tensors = folder / "model.safetensors"
-    if config.weights and tensors.is_file() and sha256_file(tensors) != config.weights:
-        raise EntmtpError(f"{tensors}: not the weights that its config.json was written with; copy both files again, "
-                          "or take the key 'weights' out of config.json if they were changed on purpose")  # fmt: skip
+    check_sha256(
+        folder / "model.safetensors", config.weights,
+        "not the weights that its config.json was written with; copy both files again, or take the key 'weights' out "
+        "of config.json if they were changed on purpose",
+    )  # fmt: skip
     try:
         state = load_file(folder / "model.safetensors")
         heads = DraftHeads(config, torch.zeros(config.draft_vocab))

@@ -19,6 +19,7 @@ from entmtp.errors import EntmtpError
 from entmtp.evaluation.schema import check_schema
 from entmtp.io import (
     Journal,
+    journal_of,
     read_json,
     read_jsonl,
     read_parquet,
@@ -156,7 +157,7 @@ def confadapt(inp, out, params) -> None:
     files = [sha256_file(path) for path in (inp.prompts, inp.latency)]
     said = [params[key] for key in ("confadapt", "decoding", "dtype", "device")]
     identity = sha256_json([models, files, said, torch.get_num_threads(), decoding_code()])
-    journal = Journal(Path(out.rows).with_suffix(".journal.jsonl"), identity)
+    journal = Journal(journal_of(out.rows), identity)
     # the journal stays until the rows are judged, as a bench's does until its check
     write_parquet(out.rows, decode_all(arms, tests, decoding.max_new_tokens, journal))
 
@@ -196,7 +197,7 @@ def confadapt_judged(inp, out, params) -> None:
     summary = [row for row in read_json(inp.summary)["rows"] if row["task"] == params["task"]]
     made += entmtp_rows(bench, summary, tests, base.tokenizer, scoring)
     write_json(out.part, [{"task": params["task"], **row} for row in made])
-    Path(inp.rows).with_suffix(".journal.jsonl").unlink(missing_ok=True)
+    journal_of(inp.rows).unlink(missing_ok=True)
 
 
 def _with_answers(tests: list[dict], params) -> tuple[str | None, list[dict]]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from entmtp.config import BenchConfig, DecodingConfig, HeadsConfig, from_plain
-from entmtp.io import read_parquet, sha256_file, sha256_json, write_json, write_parquet
+from entmtp.io import journal_of, read_parquet, sha256_file, sha256_json, write_json, write_parquet
 from entmtp.provenance import decoding_code
 from entmtp.stages.common import open_block, write_verdicts
 
@@ -27,7 +27,7 @@ def bench(inp, out, params) -> None:
         folder, heads = Path(params["heads_folders"][kind]), from_plain(HeadsConfig, block)
         decoders[kind] = open_decoder(base, heads, folder, capacity)
         check_heads(base, decoders[kind].drafter, heads, folder)
-    journal = Path(out.bench).with_suffix(".journal.jsonl")
+    journal = journal_of(out.bench)
     identity = bench_identity(inp, params, torch.get_num_threads())
     rows = bench_task(params["task"], [entry[1] for entry in loaded.values()], decoders, policies, tests, decoding,
                       config, base.dtype_name, journal, identity)  # fmt: skip
@@ -54,7 +54,7 @@ def check_lossless(inp, out, params) -> None:
     policies = lossless_verdicts(base, cache, rows, tests, decoding, margin)
     result = {"task": params["task"], "dtype": params["dtype"], "policies": policies}
     write_verdicts(out.check, result, "differ from plain decoding by more than a numerical tie")
-    Path(inp.bench).with_suffix(".journal.jsonl").unlink(missing_ok=True)
+    journal_of(inp.bench).unlink(missing_ok=True)
 
 
 def check_replay(inp, out, params) -> None:
