@@ -29,13 +29,14 @@ class GatherRows(Callback):
     """Rows of all jobs into one Parquet, one CSV, heat maps and a closing table on stdout."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        folder = Path(config.hydra.sweep.dir)
         try:
             check_multirun(OmegaConf.to_container(config.hydra, resolve=False))
+            for old in folder.rglob("row.json"):  # of an earlier sweep in the same folder
+                old.unlink()
+            write_json(folder / STARTED, datetime.now(UTC).isoformat())
         except EntmtpError as error:
             raise SystemExit(f"error: {error}") from error
-        for old in Path(config.hydra.sweep.dir).rglob("row.json"):  # of an earlier sweep in the same folder
-            old.unlink()
-        write_json(Path(config.hydra.sweep.dir) / STARTED, datetime.now(UTC).isoformat())
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         try:
