@@ -63,7 +63,10 @@ lock-hashes: $(READY) ## rewrite requirements-hashes.lock: requirements.lock wit
 bench-engine: $(READY) ## how far the forwards are from the machine's limits (an otherwise idle machine)
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m entmtp.engine_bench $(ARGS)
 
-bench-peers: $(READY) ## our decoding beside transformers' on a finished run's prompts (ARGS="experiment=main"; an idle machine)
+RUN_OF = $(or $(patsubst experiment=%,%,$(filter experiment=%,$(ARGS))),quick)
+
+bench-peers: $(READY) ## our decoding beside transformers' on a run's prompts, which is made first (ARGS="experiment=main"; an idle machine)
+	@test -f results/$(RUN_OF)/summary.json || $(BIN)/snakemake --cores all --config experiment=$(RUN_OF)
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m entmtp.peers.bench $(ARGS)
 
 bench-long: $(READY) ## memory and speed over 10,000 tokens in one process (ARGS="texts=100")

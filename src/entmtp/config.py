@@ -197,6 +197,21 @@ def from_plain(cls: type, block: Any) -> Any:
         raise _named(error) from error
 
 
+def _check_regions(distill: DistillConfig) -> None:
+    """The paper's rows divide, and leave a real token between two blocks at the largest k."""
+    if distill.regions == 0:
+        return
+    if distill.masks_only:
+        raise EntmtpError("config key 'distill.regions': rows of regions train a whole model; with distill.masks_only "
+                          "blocks lie in answers, by distill.spacing and distill.blocks")  # fmt: skip
+    fits = distill.regions > 0 and distill.row_width % distill.regions == 0
+    if not fits or distill.row_width // distill.regions < distill.k_max:
+        raise EntmtpError(
+            f"config key 'distill.row_width': {distill.row_width} must be a multiple of "
+            f"distill.regions={distill.regions}, and at least distill.k_max={distill.k_max} times as much"
+        )
+
+
 def _named(error: OmegaConfBaseException) -> EntmtpError:
     return EntmtpError(f"config key '{getattr(error, 'full_key', None) or '?'}': {first_line(error)}")
 
@@ -270,6 +285,7 @@ def _check_values(config: Config) -> None:
     if config.confadapt.enabled and config.mtp.source == "distilled" and not config.distill.prompts:
         raise EntmtpError("config key 'distill.prompts' is empty: name tasks to learn from and how many prompts each, "
                           "such as +distill.prompts={gsm8k:1000}")  # fmt: skip
+    _check_regions(config.distill)
     if config.policy.name == "hydra" and config.heads.arch != "hydra":
         raise EntmtpError(f"policy 'hydra' drafts with hydra heads, not {config.heads.name}: use policy=medusa")
     if config.decoding.mode != "greedy" and config.decoding.temperature <= 0:

@@ -1,9 +1,10 @@
 """`python -m entmtp.engine_bench`: how far our forwards are from what this machine can do.
 
 Measures what the machine reads and multiplies a second, derives the floors of a step from it, and times our forward for
-n drafted nodes at several contexts, and every part of a whole step. Writes engine.json, engine.md and engine.png into
-`results`. Hydra overrides apply (`target=…`, `heads=…`, `threads=2`, `device=cuda`); float32 and bfloat16 are both
-measured unless `dtype=` names one.
+n drafted nodes at several contexts, and every part of a whole step; and counts how often a token's choice is another
+one in a forward of 16 drafted nodes than alone. Writes engine.json, engine.md and engine.png into `results`. Hydra
+overrides apply (`target=…`, `heads=…`, `threads=2`, `device=cuda`); float32 and bfloat16 are both measured unless
+`dtype=` names one.
 """
 
 import time
@@ -18,6 +19,7 @@ from entmtp.calibration.latency import PROMPT
 from entmtp.command import run_command
 from entmtp.config import Config, DecodingConfig, compose
 from entmtp.decoding.engine import Decoder, make_chooser
+from entmtp.engine_flips import flips
 from entmtp.evaluation.tables import markdown_table
 from entmtp.io import write_json, write_text
 from entmtp.policy.schedulers import LadderPolicy
@@ -31,6 +33,7 @@ NODES = [0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64]
 SOME = [0, 4, 16]
 CONTEXTS = {128: NODES, 512: NODES, 2048: NODES, 4096: SOME, 8000: SOME}  # drafted nodes by context
 REPEATS = 15
+FLIP_PROMPTS = 8
 PARTS = ("propose", "verify", "accept", "commit", "scheduler")
 
 
@@ -144,11 +147,11 @@ def _decode_in_parts(
     return steps, seconds
 
 
-def measure(config: Config, dtype: str) -> tuple[dict, list[dict]]:
-    """The machine's rates and the rows of one dtype."""
+def measure(config: Config, dtype: str) -> tuple[dict, list[dict], dict]:
+    """The machine's rates, the rows of one dtype, and its flips on the first prompts of the task."""
     from entmtp.layout import heads_folder, run_folder
     from entmtp.session import open_decoder, open_target
-    from entmtp.tasks import encode
+    from entmtp.tasks import build_prompts, encode
 
     target = open_target(config.target, config.resources, dtype, config.device)
     folder = heads_folder(config.heads, config.target.name, config.resources, run_folder(config))
@@ -157,15 +160,16 @@ def measure(config: Config, dtype: str) -> tuple[dict, list[dict]]:
     parts = [step_parts(decoder, DEFAULT_TREES[name], prompt, DecodingConfig(max_new_tokens=96))
              for name in ("chain_4", "fixed_16")]  # fmt: skip
     rates, rows = forward_table(target)
-    return rates, [*rows, *parts[0], *parts[1]]
+    prompts = [row["token_ids"] for row in build_prompts(config.task, target.tokenizer, config.resources)]
+    return rates, [*rows, *parts[0], *parts[1]], flips(target, prompts[:FLIP_PROMPTS])
 
 
-def markdown(rates: list[dict], rows: list[dict], provenance: dict) -> str:
+def markdown(rates: list[dict], rows: list[dict], flipped: list[dict], provenance: dict) -> str:
     lines = [
         f"# Engine: {provenance['cpu']}, {provenance['threads']} threads, torch {provenance['packages']['torch']}",
         "",
     ]
-    for rate in rates:
+    for rate, flip in zip(rates, flipped, strict=True):
         own = [row for row in rows if row["dtype"] == rate["dtype"]]
         forward = [row for row in own if row["stage"] == "forward"]
         plain = {row["context"]: row["ms"] for row in forward if row["nodes"] == 0}
@@ -182,8 +186,18 @@ def markdown(rates: list[dict], rows: list[dict], provenance: dict) -> str:
         lines += [
             f"## {rate['dtype']}: {rate['gb_per_s']:.1f} GB/s read, {rate['gflop_per_s']:.0f} GFLOP/s", "",
             markdown_table(heading, table), markdown_table(["nodes", *(f"{stage} ms" for stage in PARTS)], parts),
+            _flips_said(flip), "",
         ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _flips_said(flip: dict) -> str:
+    engine = "compiled engine" if flip["compiled"] else "tensor operators"
+    return (
+        f"{flip['flips_per_1000']:.1f} flips in a thousand tokens between forwards of {flip['nodes']} drafted nodes and "
+        f"of one token ({flip['tokens']} tokens, {engine}): largest margin {flip['largest_margin']:.3g}, largest "
+        f"difference of two logits {flip['largest_difference']:.3g}."
+    )
 
 
 def main(overrides: list[str]) -> None:
@@ -195,19 +209,20 @@ def main(overrides: list[str]) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     asked = [item.partition("=")[2] for item in overrides if item.startswith("dtype=")]
-    rates, rows = [], []
+    rates, rows, flipped = [], [], []
     for dtype in asked[-1:] or ["float32", "bfloat16"]:
-        rate, made = measure(config, dtype)
+        rate, made, flip = measure(config, dtype)
         rates.append(rate)
+        flipped.append(flip)
         rows += made
     about = provenance({"target": config.target.name, "device": config.device,
                         "dtype": ", ".join(rate["dtype"] for rate in rates)})  # fmt: skip
     about["threads"] = torch.get_num_threads()
     folder = Path(config.results)
-    write_json(folder / "engine.json", {"rows": rows, "machine": rates, "provenance": about})
-    write_text(folder / "engine.md", markdown(rates, rows, about))
+    write_json(folder / "engine.json", {"rows": rows, "machine": rates, "flips": flipped, "provenance": about})
+    write_text(folder / "engine.md", markdown(rates, rows, flipped, about))
     save_figure(roofline(rows, config.plot), folder / "engine")
-    print(markdown(rates, rows, about))
+    print(markdown(rates, rows, flipped, about))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """`python -m entmtp.long_run`: many texts one after another in one process: does memory grow, does it slow down?
 
-Decodes the task's prompts in turn (they repeat), `texts=100` times at most `decoding.max_new_tokens` tokens, with the
-shipped heads and a fixed tree of 16 nodes. Prints tokens/s and the process's memory after every tenth of the texts and
-writes long_run.json into `results`. Other arguments are Hydra overrides (`task=…`, `dtype=…`).
+Decodes a hundred of the task's prompts in turn, `texts=100` times at most 128 tokens, with the shipped heads and a
+fixed tree of 16 nodes; with more texts than prompts these repeat (`task.calib` and `task.test` say how many there are).
+Prints tokens/s and the process's memory after every tenth of the texts and writes long_run.json into `results`. Other
+arguments are Hydra overrides (`task=…`, `dtype=…`).
 """
 
 from pathlib import Path
@@ -19,6 +20,7 @@ from entmtp.policy.schedulers import Policy
 from entmtp.tree.defaults import DEFAULT_TREES
 
 TREE = "fixed_16"
+LONG = ["decoding.max_new_tokens=128", "task.calib=60", "task.test=40"]  # whatever the experiment's sizes are
 
 
 def _status_mb(field: str) -> float:
@@ -65,7 +67,7 @@ def main(arguments: list[str]) -> None:
         if not value.isdecimal() or int(value) < 1:
             raise EntmtpError(f"{argument}: a number of texts of at least 1 is needed")
         texts = int(value)
-    config = compose([item for item in arguments if not item.startswith("texts=")])
+    config = compose([*LONG, *(item for item in arguments if not item.startswith("texts="))])
     if config.threads:
         torch.set_num_threads(config.threads)
     target = open_target(config.target, config.resources, config.dtype, config.device)

@@ -116,6 +116,8 @@ class DistillConfig:
     k_max: int = 8  # most tokens a forward; k is drawn from 2..k_max each step
     spacing: int = 16  # answer tokens from one block of masks to the next
     blocks: int = 6  # most blocks of a text
+    regions: int = 0  # above 0: the paper's rows in place of both, this many regions in `row_width` tokens of a chat
+    row_width: int = 160
     max_length: int = 288  # tokens of a text, prompt included
     batch: int = 8  # texts of a forward
     accumulate: int = 1  # forwards of a step

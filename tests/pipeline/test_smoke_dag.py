@@ -126,6 +126,14 @@ def test_scheduling_is_judged_by_replay_of_the_finished_run(smoke):
     assert "# Scheduling" in (smoke / "results/smoke/scheduling/scheduling.md").read_text()
 
 
+def test_the_vocabulary_of_heads_that_were_not_trained_here_is_judged_by_the_tasks_texts(smoke):
+    done = snakemake(smoke, "results/smoke/heads/vocabulary.png")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "rule texts:" not in done.stdout + done.stderr and "rule heads_text:" not in done.stdout + done.stderr
+    last = json.loads((smoke / "results/smoke/heads/vocabulary.json").read_text())["rows"][-1]
+    assert last["coverage"] == 1 and set(last["coverage_by_task"]) == {"sharegpt", "litbench"}
+
+
 def test_peers_take_turns_on_the_runs_prompts(smoke):
     command = [sys.executable, "-m", "entmtp.peers.bench", "experiment=smoke", "dtype=float32",
                "decoding.max_new_tokens=6", f"results={smoke / 'results'}",

@@ -8,7 +8,7 @@ import pytest
 
 from entmtp.config import ConfAdaptConfig, PlotConfig
 from entmtp.decoding.confadapt import BlockDecoder
-from entmtp.evaluation.confadapt import OWN, accuracy, block_arms, decode_all, entmtp_rows, judged, rules_of
+from entmtp.evaluation.confadapt import OWN, accuracy, block_arms, decode_all, entmtp_rows, judged, rules_of, setting
 from entmtp.evaluation.confadapt_report import markdown
 from entmtp.evaluation.figures_science import accuracy_frontier
 from entmtp.evaluation.lossless_blocks import DRAFT, ORIGINAL, SELF
@@ -24,6 +24,14 @@ def test_rules_have_readable_names_and_own_decoding_first():
     assert (RULES[OWN].k_max, RULES["static k=2"].k_max, RULES["confadapt 0.9"].k_max) == (1, 2, 3)
     assert RULES["static k=2"].threshold is None and RULES["confadapt 0.9"].threshold == 0.9
     assert RULES["masks 0.9"] == replace(RULES["confadapt 0.9"], first_free=True)
+
+
+def test_a_row_has_its_rules_setting():
+    for name, rule in RULES.items():
+        fixed = rule.threshold is None
+        assert setting(name) == {"k": rule.k_max if fixed else None, "threshold": rule.threshold}
+    assert setting(ORIGINAL) == {"k": 1, "threshold": None}
+    assert setting(SELF) == setting(DRAFT) == setting("ar") == {"k": None, "threshold": None}
 
 
 def test_an_interrupted_run_resumes_with_whole_prompts(tiny, tmp_path):

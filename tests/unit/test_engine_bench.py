@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from entmtp import engine_bench
+from entmtp.engine_flips import flips, plain
 from entmtp.errors import EntmtpError
 from entmtp.heads.model import save_heads
 
@@ -36,6 +37,37 @@ def test_parts_add_up_to_decoding(tiny, drafters, trees, prompts):
     torch.testing.assert_close(decoder.cache.data[..., :rows, :], mine, rtol=1e-4, atol=1e-4)
 
 
+def test_no_choice_flips_where_rows_are_computed_alike(tiny, prompts):
+    made = flips(tiny, [prompts[0], prompts[2]], tokens=40)
+    assert (made["dtype"], made["tokens"], made["flips_per_1000"], made["largest_margin"]) == ("float32", 80, 0.0, 0.0)
+    assert made["largest_difference"] < 1e-4
+
+
+def test_flips_are_counted_with_the_margin_that_they_overturn(tiny, prompts, monkeypatch):
+    """A head that adds to the second-largest logit of every forward of several rows what is missing, and a little."""
+    honest = tiny.model.logits
+
+    def biased(hidden):
+        logits = honest(hidden).clone()
+        if len(hidden) == 17:
+            top = logits[3].topk(2)
+            logits[3, top.indices[1]] = top.values[0] + 0.5
+        return logits
+
+    expected = honest_margins(tiny, prompts[2], 34)
+    monkeypatch.setattr(tiny.model, "logits", biased)
+    made = flips(tiny, [prompts[2]], tokens=34)
+    assert made["flips_per_1000"] == pytest.approx(1000 * 2 / 34)  # one in each of two forwards of 17 rows
+    assert made["largest_margin"] == pytest.approx(max(expected[3], expected[20]), abs=1e-4)
+
+
+def honest_margins(target, prompt, tokens: int) -> list[float]:
+    """Between the two largest logits after each token of a greedy text."""
+    _, logits = plain(target, target.new_cache(len(prompt) + tokens), prompt, tokens)
+    top = logits.topk(2).values
+    return (top[:, 0] - top[:, 1]).tolist()
+
+
 def test_the_whole_benchmark(tiny_heads, tmp_path, monkeypatch, capsys):
     """From nothing: the target is made on the way."""
     # the second context is beyond the model and left out
@@ -44,7 +76,8 @@ def test_the_whole_benchmark(tiny_heads, tmp_path, monkeypatch, capsys):
     save_heads(tiny_heads["hydra"], tmp_path / "heads")
     engine_bench.main([
         "target=tiny", f"resources={tmp_path / 'resources'}", "heads.source=folder",
-        f"heads.path={tmp_path / 'heads'}", "dtype=bfloat16", f"results={tmp_path}",
+        f"heads.path={tmp_path / 'heads'}", "dtype=bfloat16", f"results={tmp_path}", "task=counting",
+        "task.calib=2", "task.test=1",
     ])  # fmt: skip
     made = json.loads((tmp_path / "engine.json").read_text())
     forward = [row for row in made["rows"] if row["stage"] == "forward"]
@@ -54,7 +87,10 @@ def test_the_whole_benchmark(tiny_heads, tmp_path, monkeypatch, capsys):
     assert parts == {(nodes, stage) for nodes in (4, 16) for stage in engine_bench.PARTS}
     assert made["machine"][0]["gb_per_s"] > 0
     assert all(row["floor_ms"] == forward[0]["floor_ms"] for row in forward)  # of one context
+    (flip,) = made["flips"]
+    assert (flip["dtype"], flip["nodes"], flip["tokens"]) == ("bfloat16", 16, 3 * 128)
     page = (tmp_path / "engine.md").read_text()
+    assert "flips in a thousand tokens between forwards of 16 drafted nodes" in page
     said = capsys.readouterr()
     assert page in said.out
     assert "fetching and converting it" in said.err

@@ -169,7 +169,9 @@ def test_the_vocabulary_curve_covers_more_and_more(tiny):
     rows = [{"key": f"{n:08x}/0", "task": "t", "prompt_ids": [5], "tokens": [7] * 6 + [8] * 3 + [n % 40]}
             for n in (0, 1, 2**31, 2**32 - 1, 2**32 - 2)]  # fmt: skip
     features = Features([compute_shard(tiny, rows, CorpusConfig(held_out=0.3, top_k=2))])
-    curve = vocabulary.vocabulary_curve(tiny, features, [1, 2, 64, 10**6], 3, 4, 10.0, 2)
+    ordered = vocabulary.of_training_text(features, tiny.vocab_size)
+    assert ordered[0][:2].tolist() == [7, 8] and sorted(ordered[0].tolist()) == list(range(tiny.vocab_size))
+    curve = vocabulary.vocabulary_curve(tiny, ordered, [1, 2, 64, 10**6], 3, 4, 10.0, 2)
     assert [row["size"] for row in curve] == [1, 2, 64, tiny.vocab_size]
     assert [row["coverage"] for row in curve] == pytest.approx([0.6, 0.9, *[row["coverage"] for row in curve[2:]]])
     assert curve[-1]["coverage"] == 1.0
@@ -181,6 +183,22 @@ def test_the_vocabulary_curve_covers_more_and_more(tiny):
     fig = draw.vocabulary_curve(curve, vocabulary.knee(curve), PlotConfig())
     assert list(fig.axes[0].lines[0].get_xdata()) == [row["size"] for row in curve]
     assert list(fig.axes[1].lines[0].get_ydata()) == [row["relative_speed"] for row in curve]
+
+
+def test_the_vocabulary_of_heads_that_were_trained_elsewhere_covers_texts_of_tasks(tiny):
+    texts = {"a": [[30, 30, 20], [10]], "b": [[5, 5, 30, 30]]}
+    ordered = vocabulary.of_heads(torch.tensor([30, 20, 10], dtype=torch.int32), tiny.vocab_size, texts)
+    assert ordered[0].tolist() == [30, 20, 10, *[n for n in range(tiny.vocab_size) if n not in (10, 20, 30)]]
+    curve = vocabulary.vocabulary_curve(tiny, ordered, [1, 2, 3, 8, 9], 2, 1, 10.0, 1)
+    assert [row["coverage_by_task"]["a"] for row in curve] == [0.5, 0.75, 1, 1, 1]
+    assert [row["coverage_by_task"]["b"] for row in curve] == [
+        0.5,
+        0.5,
+        0.5,
+        0.5,
+        1,
+    ]  # 30, 20, 10, 0, 1, 2, 3, 4, then 5
+    assert [row["coverage"] for row in curve] == [0.5, 0.625, 0.75, 0.75, 1]
 
 
 def test_the_knee_is_the_smallest_size_that_is_good_enough():

@@ -1,13 +1,9 @@
-"""docs/own-model.md on a model of another family: text, features, training, native format, lossless decoding.
-
-GPT-NeoX has layer norms, biases, parallel residuals and partial rotary positions: only the generic forward carries it.
-"""
+"""docs/own-model.md on a model of another family: text, features, training, native format, lossless decoding."""
 
 import json
-import shutil
 
 import pytest
-import torch
+from neox import make_neox
 
 from entmtp.config import CorpusConfig, DecodingConfig, HeadsConfig, PromptSource, TargetConfig, TrainConfig
 from entmtp.decoding.engine import Decoder
@@ -23,16 +19,7 @@ from entmtp.target.load import load_target
 
 @pytest.fixture(scope="module")
 def neox(tiny_folder, tmp_path_factory):
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-    folder = tmp_path_factory.mktemp("neox")
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
-        if (tiny_folder / name).exists():
-            shutil.copy(tiny_folder / name, folder / name)
-    torch.manual_seed(2)
-    config = GPTNeoXConfig(vocab_size=259, hidden_size=48, num_hidden_layers=2, num_attention_heads=4,
-                           intermediate_size=96, max_position_embeddings=512, initializer_range=0.2)  # fmt: skip
-    GPTNeoXForCausalLM(config).save_pretrained(folder)
+    folder = make_neox(tmp_path_factory.mktemp("neox"), tiny_folder)
     return load_target(TargetConfig(name="neox", source="folder", path=str(folder)), folder, "float32")
 
 

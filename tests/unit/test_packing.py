@@ -44,6 +44,20 @@ def test_impossible_rows_are_refused(width, regions, k, offset):
         paper_layout(width, regions, k, offset)
 
 
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [
+        (40, "0 1 [2 3] 2 3 4 5 [6 7] 6 7 8 9 [10 11] 10 11"),
+        (10, "0 1 [2 3] 2 3 4 5 [6 7] 6 7 8 9 [10 11]"),
+        (9, "0 1 [2 3] 2 3 4 5 [6 7] 6 7 8"),
+        (1, None),
+    ],
+)
+def test_a_region_that_a_text_does_not_reach_is_left_out(length, expected):
+    one = paper_layout(18, 3, 3, -2, length)
+    assert (one and shown(one)) == expected
+
+
 @pytest.mark.parametrize("cuts", [[], [0], [3, 2], [2, 2], [9]])
 def test_impossible_cuts_are_refused(cuts):
     with pytest.raises(EntmtpError, match="must ascend within"):

@@ -1,6 +1,7 @@
 """The report, read without a browser: well formed, self-contained, and its rows are the summary's."""
 
 import json
+import shutil
 from pathlib import Path
 
 import eval_fixture as fixture
@@ -15,6 +16,7 @@ from entmtp.evaluation import cite, glossary, paper
 from entmtp.evaluation.grid import cell
 from entmtp.evaluation.make import make_figures, make_report, make_summary
 from entmtp.evaluation.page import read_captions
+from entmtp.evaluation.records import make_confadapt
 from entmtp.evaluation.report import (
     CAPTIONED,
     FIGURES,
@@ -26,6 +28,7 @@ from entmtp.evaluation.report import (
     write_report,
 )
 from entmtp.evaluation.tables import build_tables
+from entmtp.io import write_json
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "analysis.ipynb"
 
@@ -132,6 +135,38 @@ def test_the_label_of_a_lossy_policy_is_no_name_for_the_filter(tmp_path):
     lossy = [row for row in page.all("tr") if "medusa (lossy)" in row.text]
     assert len(lossy) == 7  # three tables of two tasks, and the mean
     assert {row.attributes["data-policy"] for row in lossy} == {"medusa"}
+
+
+def second_row(task: str, method: str, accuracy: float, ratio: float, lossless: str) -> dict:
+    return {"task": task, "method": method, "prompts": 25, "accuracy": accuracy, "tokens_per_forward": 2.5,
+            "drafter_forwards": None, "tokens_per_s": 30 * ratio,
+            "over_plain": {"ratio": ratio, "low": 1.0, "high": 3.0}, "ppl": 1.5, "same_text": 0.5,
+            "original_text": None, "lossless": lossless}  # fmt: skip
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_second_method_has_its_table_and_figures_where_the_run_has_it(run, tmp_path, trained):
+    shutil.copytree(run, tmp_path, dirs_exist_ok=True)
+    methods = [("k=1", 0.8, 1.0, "n/a"), ("confadapt 0.9", 0.76, 2.71, "lossy"), ("entmtp_star", 0.8, 2.0, "exact")]
+    rows = [second_row(task, *method) for task in fixture.TASKS for method in methods]
+    curve = [{"step": n, "loss": 1 / n, "agreement": 0.5, "block": 1.0 + n} for n in (1, 2)]
+    record = {"rows": rows, "training": {"curve": curve} if trained else None}
+    write_json(tmp_path / "confadapt.json", record)
+    config = yaml.safe_load((run / "config.yaml").read_text()) | {"confadapt": {"enabled": True}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    make_confadapt(record, PlotConfig(dpi=30), tmp_path / "confadapt")
+    make_report(tmp_path, tmp_path)
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8")).root
+    shown = body_rows(page, "confadapt")
+    expected = [[row["accuracy"], 2.5, row["tokens_per_s"], row["over_plain"]["ratio"], 1.5] for row in rows]
+    assert [values(row)[2:7] for row in shown] == expected
+    assert [row.all("td")[2].text for row in shown[:2]] == ["0.800 [0.609, 0.911]", "0.760 [0.566, 0.885]"]
+    assert [row.attributes["data-policy"] for row in shown[:3]] == ["*", "*", "entmtp_star"]
+    figures = [one.attributes["id"] for one in page.all("figure")]
+    assert ("figure-frontier" in figures, "figure-training" in figures) == (True, trained)
+    captions = [one.text for one in page.id("table-confadapt").all("figcaption")]
+    assert captions == [read_captions(["confadapt"])["confadapt"]]
+    assert page.id("second").text == "Second method" and "#second" in addresses(page)
 
 
 def test_verdicts_are_counted_and_listed(page, summary):

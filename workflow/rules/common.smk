@@ -202,7 +202,20 @@ def training_history():
 
 def training_figures():
     """The curves of that training."""
-    return {kind: f"{SECOND}/training.{kind}" for kind in ("png", "svg") if training_history()}
+    made = {"curves": second_report("training.png"), "curves_vector": f"{SECOND}/training.svg"}
+    return made if training_history() else {}
+
+
+def second_report(name):
+    """A product of the second method for `snakemake --report`, with its caption."""
+    caption = f"../report/{name.partition('.')[0]}.rst"
+    return report(f"{SECOND}/{name}", caption=caption, category="Second method")
+
+
+def second_shown(wildcards):
+    """What report.html shows of the second method."""
+    made = [f"{RUN}/confadapt.json", f"{SECOND}/frontier.png"]
+    return [*made, *([f"{SECOND}/training.png"] if training_history() else [])] if CFG.confadapt.enabled else []
 
 
 def products():

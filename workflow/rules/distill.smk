@@ -208,8 +208,8 @@ rule confadapt_report:
     output:
         **training_figures(),
         record=f"{RUN}/confadapt.json",
-        table=f"{SECOND}/confadapt.md",
-        figure=f"{SECOND}/frontier.png",
+        table=second_report("confadapt.md"),
+        figure=second_report("frontier.png"),
         vector=f"{SECOND}/frontier.svg",
     log:
         f"{LOGS}/confadapt/report.log",

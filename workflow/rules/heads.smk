@@ -1,6 +1,7 @@
 # Draft heads: made (shipped ones need no rule), and judged by `snakemake heads` on prompts that nothing learned from.
 # `overrides="heads.source=train"` trains the configured kinds into the run folder first.
 JUDGED = f"{RUN}/heads/eval"
+TRAINED = CFG.heads.source == "train"
 SELF_PROMPT_KEYS = ("self_prompts", "self_prompt_tokens", "self_temperature", "batch", "seed")
 
 
@@ -79,6 +80,48 @@ rule heads_report:
         threads=CFG.threads,
     script:
         "../scripts/heads_report.py"
+
+
+# by the heads' own training text where they are trained here, else by their vocabulary and the tasks' texts
+rule heads_vocabulary:
+    input:
+        target=MODEL,
+        features=expand(f"{RUN}/heads/features/{{shard}}.safetensors", shard=SHARDS) if TRAINED else [],
+        heads=[] if TRAINED else heads_config(CFG.heads.name),
+        texts=[] if TRAINED else expand(f"{RUN}/texts/{{task}}.calib.parquet", task=CFG.heads_tasks),
+    output:
+        curve=f"{RUN}/heads/vocabulary.json",
+    log:
+        f"{LOGS}/heads/vocabulary.log",
+    conda:
+        "../../environment.yml"
+    threads: workflow.cores
+    resources:
+        device=1,
+        gpu=GPU,
+    params:
+        **base(),
+        heads=heads_block(CFG.heads.name),
+        tasks=CFG.heads_tasks,
+        repeats=CFG.latency.repeats,
+    script:
+        "../scripts/heads_vocabulary.py"
+
+
+rule heads_vocabulary_figure:
+    input:
+        curve=f"{RUN}/heads/vocabulary.json",
+    output:
+        figure=multiext(f"{RUN}/heads/vocabulary", ".png", ".svg"),
+    log:
+        f"{LOGS}/heads/vocabulary_figure.log",
+    conda:
+        "../../environment.yml"
+    params:
+        plot=PLAIN["plot"],
+        threads=CFG.threads,
+    script:
+        "../scripts/heads_vocabulary_figure.py"
 
 
 if CFG.heads.source == "random":
@@ -177,42 +220,6 @@ else:
             corpus={key: PLAIN["corpus"][key] for key in ("top_k", "held_out")},
         script:
             "../scripts/heads_features.py"
-
-    rule heads_vocabulary:
-        input:
-            target=MODEL,
-            features=expand(f"{RUN}/heads/features/{{shard}}.safetensors", shard=SHARDS),
-        output:
-            curve=f"{RUN}/heads/vocabulary.json",
-        log:
-            f"{LOGS}/heads/vocabulary.log",
-        conda:
-            "../../environment.yml"
-        threads: workflow.cores
-        resources:
-            device=1,
-            gpu=GPU,
-        params:
-            **base(),
-            heads=heads_block(CFG.heads.name),
-            repeats=CFG.latency.repeats,
-        script:
-            "../scripts/heads_vocabulary.py"
-
-    rule heads_vocabulary_figure:
-        input:
-            curve=f"{RUN}/heads/vocabulary.json",
-        output:
-            figure=multiext(f"{RUN}/heads/vocabulary", ".png", ".svg"),
-        log:
-            f"{LOGS}/heads/vocabulary_figure.log",
-        conda:
-            "../../environment.yml"
-        params:
-            plot=PLAIN["plot"],
-            threads=CFG.threads,
-        script:
-            "../scripts/heads_vocabulary_figure.py"
 
     rule train_heads:
         input:

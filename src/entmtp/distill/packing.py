@@ -47,17 +47,25 @@ def layout(cuts: Sequence[int], k: int, length: int) -> Layout:
     return Layout(positions, block, predict)
 
 
-def paper_layout(width: int, regions: int, k: int, offset: int = 0) -> Layout:
+def paper_layout(width: int, regions: int, k: int, offset: int = 0, length: int | None = None) -> Layout | None:
     """The paper's row of fixed width: M regions of P = width / M - (k - 1) real tokens; `offset` in -(P - 1) … 0
-    shortens the first one, and the width is filled with real tokens at the end."""
-    between = width // regions - (k - 1)
+    shortens the first one, and the width is filled with real tokens at the end. A text of `length` tokens may be too
+    short for that: blocks that it does not reach are left out. None: it reaches no block."""
+    between = region(width, regions, k)
     if width % regions or between < 1 or not -between < offset <= 0:
         raise EntmtpError(
             f"packing: width {width} in {regions} regions of k={k} leaves {between} real tokens between (at least 1 is "
             f"needed, the width a multiple of the regions, and the offset {offset} in {1 - between}..0)"
         )
-    cuts = [between + offset + number * between for number in range(regions)]
-    return layout(cuts, k, width - regions * (k - 1))
+    whole = width - regions * (k - 1)
+    length = whole if length is None else min(length, whole)
+    cuts = [cut for number in range(regions) if (cut := offset + (number + 1) * between) <= length]
+    return layout(cuts, k, length) if cuts else None
+
+
+def region(width: int, regions: int, k: int) -> int:
+    """P: real tokens from one block of the paper's row to the next."""
+    return width // regions - (k - 1)
 
 
 def text_layout(prompt: int, length: int, k: int, spacing: int, shift: int, most: int) -> Layout | None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from entmtp.config import DistillConfig
 from entmtp.distill.loss import Outcome, distillation, text_loss
-from entmtp.distill.packing import Batch, pack, text_layout
+from entmtp.distill.packing import Batch, Layout, pack, paper_layout, text_layout
 from entmtp.target.generic import with_weights
 
 
@@ -51,15 +51,20 @@ class WholeStudent:
         self.precision = torch.autocast(torch.device(device).type, dtype=dtype) if half else nullcontext()
 
     def batch(self, texts: Sequence[list[int]], prompts: Sequence[int], k: int, shift: int) -> Batch:
-        c = self.config
         # no block after a text's stop token: decoding never gets there
         lengths = [len(text) - (text[-1] in self.stop_ids) for text in texts]
-        layouts = [
-            text_layout(prompt, length, k, c.spacing, shift, c.blocks)
-            or text_layout(prompt, length, k, c.spacing, 0, c.blocks)
-            for length, prompt in zip(lengths, prompts, strict=True)
-        ]
+        layouts = [self._layout(prompt, length, k, shift) for length, prompt in zip(lengths, prompts, strict=True)]
         return pack(texts, layouts, self.mask_id)
+
+    def _layout(self, prompt: int, length: int, k: int, shift: int) -> Layout:
+        """The paper's regions over the whole chat, else blocks along its answer; with the first one as early as it may
+        be where the text ends before the one that was drawn."""
+        c = self.config
+        if c.regions:
+            row = paper_layout(c.row_width, c.regions, k, -shift, length)
+        else:
+            row = text_layout(prompt, length, k, c.spacing, shift, c.blocks)
+        return row or text_layout(prompt, length, k, c.spacing, 0, c.blocks)
 
     def learn(self, batch: Batch, from_text: bool) -> Outcome:
         with self.precision:

@@ -10,6 +10,7 @@ import torch
 from entmtp.checkpoint import load_checkpoint, save_checkpoint
 from entmtp.config import DistillConfig
 from entmtp.distill.loss import Outcome
+from entmtp.distill.packing import region
 from entmtp.distill.student import Student
 from entmtp.errors import EntmtpError
 from entmtp.io import sha256_json
@@ -53,7 +54,8 @@ class SelfDistiller:
     def batch(self, step: int, part: int):
         """Micro-batch `part` of a step: k and the first block's shift are drawn once a step, as the paper does."""
         draw = random.Random(f"{self.config.seed}/{step}")
-        k, shift = draw.randint(2, self.config.k_max), draw.randrange(self.config.spacing)
+        c, k = self.config, draw.randint(2, self.config.k_max)
+        shift = draw.randrange(region(c.row_width, c.regions, k) if c.regions else c.spacing)
         first = (step * self.config.accumulate + part) * self.config.batch
         texts, prompts = zip(*map(self.text, range(first, first + self.config.batch)), strict=True)
         return self.student.batch(texts, prompts, k, shift).to(self.device)

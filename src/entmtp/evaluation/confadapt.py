@@ -29,6 +29,13 @@ def rules_of(config: ConfAdaptConfig) -> dict[str, BlockRule]:
                     for threshold in config.mask_thresholds}  # fmt: skip
 
 
+def setting(method: str) -> dict[str, float | None]:
+    """The static block length `k` or the `threshold` in a method's name (`rules_of`); null where it has none."""
+    kind, _, value = method.rpartition(" ")
+    threshold = float(value) if kind in ("confadapt", "masks") else None
+    return {"k": int(value.removeprefix("k=")) if value.startswith("k=") else None, "threshold": threshold}
+
+
 def block_arms(decoder: BlockDecoder, rules: dict[str, BlockRule]) -> dict[str, Arm]:
     """How `decode_all` runs each rule."""
 
@@ -77,6 +84,7 @@ def judged(
         made.append(
             {
                 "method": name,
+                **setting(name),
                 "prompts": len(group),
                 **accuracy(right_answers(group["tokens"].items(), prompts, tokenizer, scoring)),
                 "tokens_per_forward": float(tokens.sum() / forwards.sum()),
@@ -122,6 +130,7 @@ def entmtp_rows(
         made.append(
             {
                 "method": row["policy"],
+                **setting(row["policy"]),
                 "prompts": row["prompts"],
                 **accuracy(right_answers(texts, prompts, tokenizer, scoring)),
                 # the prefill is a forward here as it is for blocks: it gives a text's first token

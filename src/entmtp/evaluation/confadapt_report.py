@@ -14,27 +14,30 @@ PAPER = [
     ("Qwen3-4B", "confadapt 0.9", 0.836, 3.1),
 ]
 
+COLUMNS = ["task", "method", "accuracy", "tokens a forward", "tokens/s", "over own plain decoding", "perplexity",
+           "same text", "original's text", "lossless"]  # fmt: skip
+
+
+def shown(row: dict) -> list[str]:
+    """A row's cells, one for each of COLUMNS."""
+    return [
+        row["task"],
+        row["method"],
+        accuracy(row),
+        forwards(row),
+        f"{row['tokens_per_s']:.1f}",
+        f"{row['over_plain']['ratio']:.2f} [{row['over_plain']['low']:.2f}, {row['over_plain']['high']:.2f}]",
+        f"{row['ppl']:.2f}",
+        *("–" if row[key] is None else f"{100 * row[key]:.0f}%" for key in ("same_text", "original_text")),
+        row["lossless"],
+    ]
+
 
 def markdown(rows: list[dict]) -> str:
     """Our rows by task, then the paper's (another model, GSM8K: not comparable in absolute terms)."""
-    ours = [
-        [
-            row["task"],
-            row["method"],
-            accuracy(row),
-            forwards(row),
-            f"{row['tokens_per_s']:.1f}",
-            f"{row['over_plain']['ratio']:.2f} [{row['over_plain']['low']:.2f}, {row['over_plain']['high']:.2f}]",
-            f"{row['ppl']:.2f}",
-            *("–" if row[key] is None else f"{100 * row[key]:.0f}%" for key in ("same_text", "original_text")),
-            row["lossless"],
-        ]
-        for row in rows
-    ]
+    ours = [shown(row) for row in rows]
     theirs = [["paper: GSM8K", f"{model}, {method}", f"{accuracy:.3f}", f"{tokens:.1f}", *["–"] * 6]
               for model, method, accuracy, tokens in PAPER]  # fmt: skip
-    heads = ["task", "method", "accuracy", "tokens a forward", "tokens/s", "over own plain decoding", "perplexity",
-             "same text", "original's text", "lossless"]  # fmt: skip
     note = (
         "`k=1`, `static`, `confadapt` and `masks` run the self-distilled model; all but `k=1` are lossy. `confadapt` "
         "commits the longest prefix of predictions that are so sure; `masks` asks this of all but the first one, which "
@@ -48,7 +51,7 @@ def markdown(rows: list[dict]) -> str:
         "it plainly. Intervals are of 95%, Wilson's for the accuracy. *lossless*: exact, or tie where every first "
         "difference is a numerical tie.\n"
     )
-    return markdown_table(heads, [*ours, *theirs]) + "\n" + note + _unjudged(rows)
+    return markdown_table(COLUMNS, [*ours, *theirs]) + "\n" + note + _unjudged(rows)
 
 
 def accuracy(row: dict) -> str:

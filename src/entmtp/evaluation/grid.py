@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from entmtp.evaluation import paper
+from entmtp.evaluation import confadapt_report, paper
 from entmtp.evaluation.tables import ALL_TASKS, GEOMETRIC, MISSING, Table, label, number
 
 EVERY = "*"  # a row that no filter on a task (or policy) alone can place: means over tasks, the paper's ranges
@@ -93,6 +93,29 @@ def headline_grid(rows: list[dict]) -> Grid:
         for row in rows
     ]
     return Grid("headlines", heads, made)
+
+
+def second_grid(rows: list[dict], policies: list[str]) -> Grid:
+    """The second method's rows (confadapt.json); only those of this run's `policies` have one for the filter."""
+    keys = (
+        None,
+        None,
+        "accuracy",
+        "tokens_per_forward",
+        "tokens_per_s",
+        None,
+        "ppl",
+        "same_text",
+        "original_text",
+        None,
+    )
+    made = []
+    for row in rows:
+        sortable = [row[key] if key else None for key in keys]
+        sortable[5] = row["over_plain"]["ratio"]
+        cells = [cell(text, value) for text, value in zip(confadapt_report.shown(row), sortable, strict=True)]
+        made.append(Row(row["task"], row["method"] if row["method"] in policies else EVERY, cells))
+    return Grid("confadapt", confadapt_report.COLUMNS, made)
 
 
 def verdict_grid(verdicts: list[dict]) -> Grid:

@@ -11,7 +11,7 @@ from entmtp.evaluation import figure_data as read
 from entmtp.evaluation import figures as draw
 from entmtp.evaluation.page import read_captions
 from entmtp.evaluation.replay_page import PARTS, write_replay_page
-from entmtp.evaluation.report import CAPTIONED, FIGURES, write_report
+from entmtp.evaluation.report import CAPTIONED, FIGURES, SECOND, write_report
 from entmtp.evaluation.schema import check_schema
 from entmtp.evaluation.summary import build_summary, summarise, write_summary
 from entmtp.evaluation.tables import build_tables
@@ -80,16 +80,22 @@ def make_figures(
 
 
 def make_report(run: str | Path, out: str | Path, summary_path: str | Path | None = None, replay: bool = True) -> None:
-    """Write `<out>/report.html` from summary.json, config.yaml (of `run`) and the PNGs under `<out>/figures`.
+    """Write `<out>/report.html` from summary.json, config.yaml (of `run`) and the PNGs under `<out>/figures`; where the
+    run has the second method, from confadapt.json and its figures under `<out>/confadapt` too.
 
     `replay`: whether the page of `make_replay_page` will lie beside it.
     """
     summary = read_json(summary_path or Path(run) / "summary.json")
     config_yaml = _config_of(run)
     figures = {name: Path(out) / "figures" / f"{name}.png" for name in FIGURES}
-    tables = build_tables(summary["rows"])
-    write_report(Path(out) / "report.html", summary, tables, figures, read_captions(CAPTIONED), config_yaml, replay,
-                 command_of("snakemake --cores all", *_said(config_yaml)))  # fmt: skip
+    captions, second = read_captions(CAPTIONED), None
+    if ((yaml.safe_load(config_yaml) or {}).get("confadapt") or {}).get("enabled"):
+        record = read_json(Path(run) / "confadapt.json")
+        drawn = ["frontier", *(["training"] if record["training"] else [])]
+        figures |= {name: Path(out) / "confadapt" / f"{name}.png" for name in drawn}
+        captions, second = captions | read_captions(SECOND), record["rows"]
+    write_report(Path(out) / "report.html", summary, build_tables(summary["rows"]), figures, captions, config_yaml,
+                 replay, command_of("snakemake --cores all", *_said(config_yaml)), second)  # fmt: skip
 
 
 def make_replay_page(run: str | Path, out: str | Path) -> None:

@@ -8,7 +8,7 @@ from entmtp.errors import EntmtpError
 from entmtp.evaluation import paper
 from entmtp.evaluation.cite import bibtex, read_citation
 from entmtp.evaluation.glossary import glossary
-from entmtp.evaluation.grid import PAPER, grid, headline_grid, verdict_grid
+from entmtp.evaluation.grid import PAPER, grid, headline_grid, second_grid, verdict_grid
 from entmtp.evaluation.page import embedded, write_page
 from entmtp.evaluation.tables import Table
 
@@ -25,7 +25,11 @@ FIGURES = {
 TABLES = {"speed": "Speed", "perplexity": "Quality", "trees": "Trees"}
 # tables that only the page has
 PAGE_TABLES = {"headlines": "Fastest policy of each task", "verdicts": "Verdicts", "provenance": "Provenance"}
+# of a run with the second method (confadapt.enabled)
+SECOND_FIGURES = {"frontier": "Accuracy against speed", "training": "Training of the multi-token model"}
+SECOND_TABLES = {"confadapt": "The second method"}
 CAPTIONED = [*FIGURES, *TABLES, *PAGE_TABLES]
+SECOND = [*SECOND_FIGURES, *SECOND_TABLES]
 
 
 def headlines(rows: list[dict]) -> list[dict]:
@@ -93,19 +97,24 @@ def write_report(
     config_yaml: str,
     replay: bool = True,
     command: str = "",
+    second: list[dict] | None = None,
 ) -> None:
-    """Write the page. `figures` maps a name of FIGURES to its PNG, which is embedded; nothing is loaded from outside.
+    """Write the page. `figures` maps a name of FIGURES (with the second method of SECOND_FIGURES too) to its PNG, which
+    is embedded; nothing is loaded from outside. `second`: rows of confadapt.json.
 
     `replay`: whether replay_generation.html will lie beside it, to be linked. `command` repeats the run. Raises
     EntmtpError for a missing figure or caption.
     """
-    missing = [name for name in [*figures, *(table.name for table in tables), *PAGE_TABLES] if name not in captions]
+    needed = [*figures, *(table.name for table in tables), *PAGE_TABLES, *(SECOND_TABLES if second else ())]
+    missing = [name for name in needed if name not in captions]
     if missing:
         raise EntmtpError(f"report: no caption for {', '.join(missing)}")
     rows, provenance = summary["rows"], summary["provenance"]
     checked = verdicts(summary["checks"])
     grids = [headline_grid(headlines(rows)), *(grid(table) for table in tables), verdict_grid(checked)]
     tasks, policies = (list(dict.fromkeys(row[key] for row in rows)) for key in ("task", "policy"))
+    if second:
+        grids.append(second_grid(second, policies))
     filters = {"task": [(name, name) for name in tasks],
                "policy": [*((name, name) for name in policies), (PAPER, "the paper's figures")]}  # fmt: skip
     write_page(
@@ -122,7 +131,7 @@ def write_report(
         glossary=glossary(config_yaml, rows),
         bibtex=bibtex(read_citation(), commit_of(provenance)),
         figures={name: embedded(png) for name, png in figures.items()},
-        titles={**FIGURES, **TABLES, **PAGE_TABLES},
+        titles={**FIGURES, **TABLES, **PAGE_TABLES, **SECOND_FIGURES, **SECOND_TABLES},
         captions=captions,
         config_yaml=config_yaml,
         paper=paper,

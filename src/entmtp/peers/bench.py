@@ -65,11 +65,10 @@ def fastest(summary: dict, policies: list[str]) -> dict[str, tuple[str, str]]:
 
 def measure(peers: list[Peer], prompts: dict[str, list[list[int]]], max_new_tokens: int) -> list[dict]:
     """Rows {peer, task, prompt, tokens, seconds}, peers in rotated order."""
-    task, first = next(iter(prompts.items()))
-    for peer in peers:
-        peer.generate(task, first[0], min(WARMUP, max_new_tokens))
     rows = []
     for task, own in prompts.items():
+        for peer in peers:  # each task anew: our best has a policy of its own there
+            peer.generate(task, own[0], min(WARMUP, max_new_tokens))
         for number, prompt in enumerate(own):
             for peer in rotated(peers, number):
                 run = peer.generate(task, prompt, max_new_tokens)
@@ -181,7 +180,9 @@ def main(overrides: list[str]) -> None:
     made = provenance({"target": config.target.name, "device": "cpu", "dtype": ", ".join(dtypes)})
     made["threads"] = threads
     folder = Path(config.results)
-    write_json(folder / "peers.json", {"rows": rows, "absent": absent, "provenance": made})
+    write_json(folder / "peers.json", {"rows": rows, "policies": setting["policies"],
+                                        "max_new_tokens": setting["max_new_tokens"], "absent": absent,
+                                        "provenance": made})  # fmt: skip
     text = markdown(rows, absent, made)
     write_text(folder / "peers.md", text)
     print(text)

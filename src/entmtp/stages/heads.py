@@ -92,12 +92,19 @@ def heads_vocabulary(inp, out, params) -> None:
     """The trade-off between what a draft vocabulary covers and what it costs."""
     from entmtp.heads import vocabulary
     from entmtp.heads.features import Features
+    from entmtp.heads.model import load_heads
 
     config, (base, _) = from_plain(HeadsConfig, params["heads"]), open_block(params)
+    if inp.features:
+        ordered = vocabulary.of_training_text(Features.open(list(inp.features)), base.vocab_size)
+    else:
+        texts = {
+            task: read_parquet(path)["tokens"].tolist() for task, path in zip(params["tasks"], inp.texts, strict=True)
+        }
+        ordered = vocabulary.of_heads(load_heads(Path(inp.heads).parent, base).token_map, base.vocab_size, texts)
     plain_ms = vocabulary.plain_step_ms(base, params["repeats"])
     sizes = [2**n for n in range(9, 20) if 2**n >= config.width]
-    rows = vocabulary.vocabulary_curve(base, Features.open(list(inp.features)), sizes, config.depth, config.width,
-                                       plain_ms, params["repeats"])  # fmt: skip
+    rows = vocabulary.vocabulary_curve(base, ordered, sizes, config.depth, config.width, plain_ms, params["repeats"])
     write_json(out.curve, {"dtype": base.dtype_name, "plain_ms": plain_ms, "knee": vocabulary.knee(rows), "rows": rows})
 
 
