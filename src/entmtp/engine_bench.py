@@ -194,8 +194,8 @@ def markdown(rates: list[dict], rows: list[dict], flipped: list[dict], provenanc
 def _flips_said(flip: dict) -> str:
     engine = "compiled engine" if flip["compiled"] else "tensor operators"
     return (
-        f"{flip['flips_per_1000']:.1f} flips in a thousand tokens between forwards of {flip['nodes']} drafted nodes and "
-        f"of one token ({flip['tokens']} tokens, {engine}): largest margin {flip['largest_margin']:.3g}, largest "
+        f"{flip['flips_per_1000']:.1f} flips in a thousand tokens between forwards of {flip['nodes']} drafted nodes "
+        f"and of one token ({flip['tokens']} tokens, {engine}): largest margin {flip['largest_margin']:.3g}, largest "
         f"difference of two logits {flip['largest_difference']:.3g}."
     )
 
