@@ -7,16 +7,25 @@ The smoke DAG killed without warning in each of its rules and resumed; a results
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from pipeline.conftest import snakemake, snakemake_command
+import torch
+from pipeline.conftest import ROOT, snakemake, snakemake_command
 from pipeline.test_robustness_dag import own_resources
 
+from entmtp import generate
+from entmtp.config import compose
+from entmtp.errors import EntmtpError
+from entmtp.language_model import LanguageModel
+from entmtp.policy.schedulers import Policy
 from entmtp.reproduction import differences, run_hashes
+from entmtp.session import open_target
+from entmtp.tree.topology import Tree
 
 SEED = int(os.environ.get("ENTMTP_FAULTS_SEED", "0"))
 RULE = re.compile(r"^(?:local)?rule (\w+):", re.MULTILINE)
@@ -88,3 +97,31 @@ def test_a_full_disk_is_said_and_a_larger_one_resumes(undisturbed, tmp_path):
         assert_same_run(tmp_path, whole)
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a folder read-only")
+def test_a_read_only_results_folder_is_said_before_any_work(undisturbed, tmp_path):
+    results = tmp_path / "results"
+    shutil.copytree(undisturbed[0] / "results", results)
+    before = {path: path.stat().st_mtime_ns for path in results.rglob("*")}
+    subprocess.run(["mount", "--bind", results, results], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", results], check=True)
+        done = snakemake(tmp_path, "--forceall", overrides=own_resources(tmp_path))
+    finally:
+        subprocess.run(["umount", results], check=True)
+    assert done.returncode != 0
+    assert "error: results=results: not a writable folder (Read-only file system); choose another one" in done.stderr
+    assert not RULE.findall(done.stdout + done.stderr)
+    assert {path: path.stat().st_mtime_ns for path in results.rglob("*")} == before
+
+
+def test_a_prompt_of_all_of_smollm2s_positions():
+    """8,191 tokens and one more (of the small model: tests/unit/test_robustness.py)."""
+    config = compose([f"resources={ROOT / 'resources'}"])
+    lm = LanguageModel(open_target(config.target, config.resources, "float32", "cpu"), None, Policy("ar", [Tree(())]))
+    ids = torch.randint(100, 40_000, (8192,), generator=torch.Generator().manual_seed(0)).tolist()
+    made = generate(lm, ids[:-1], max_new_tokens=1)
+    assert len(made.tokens) == 1
+    with pytest.raises(EntmtpError, match="has 8192 tokens; with max_new_tokens=1 it exceeds the model's 8192"):
+        generate(lm, ids, max_new_tokens=1)

@@ -12,6 +12,7 @@ from entmtp.evaluation.schema import check_schema
 from entmtp.target.fetch import fetch_target
 
 from .conftest import snakemake
+from .test_from_logs_dag import regenerate
 
 OVERRIDES = (
     "confadapt.enabled=true tasks=[arithmetic,counting] policies=[ar,entmtp_star,entmtp_tau] distill.steps=4 "
@@ -58,6 +59,16 @@ def test_table_and_frontier_are_drawn(run):
     assert "paper: GSM8K" in (run / "confadapt/confadapt.md").read_text()
     assert (run / "confadapt/frontier.svg").stat().st_size > 0
     assert (run / "confadapt/training.svg").stat().st_size > 0
+
+
+def test_the_report_and_the_logs_have_them_too(run, tmp_path):
+    page = (run / "report.html").read_text()
+    assert 'id="table-confadapt"' in page and 'id="figure-frontier"' in page and 'id="figure-training"' in page
+    done = regenerate(run.parents[1], f"--out={tmp_path / 'out'}", "--compare")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all equal, byte for byte" in done.stdout
+    for name in ("confadapt.md", "frontier.png", "training.svg"):
+        assert (tmp_path / "out/confadapt" / name).read_bytes() == (run / "confadapt" / name).read_bytes(), name
 
 
 def check_verified(verified: dict, alone: dict) -> None:

@@ -9,9 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from entmtp import custom_generate, generate, load
+from entmtp.calibration import latency
 from entmtp.calibration.latency_table import LatencyTable
 from entmtp.calibration.throughput import predict
-from entmtp.config import BankConfig, DecodingConfig, PolicyConfig
+from entmtp.config import BankConfig, DecodingConfig, LatencyConfig, PolicyConfig
 from entmtp.decoding.engine import Decoder
 from entmtp.errors import EntmtpError
 from entmtp.policy.fit import build_policy, fit_policy
@@ -74,6 +75,14 @@ def test_batches_are_refused_not_crashed(tiny, prompts):
     for batch in ([prompts[0], prompts[1]], [[5]]):
         with pytest.raises(EntmtpError, match="batch size 1 only"):
             decoder.generate(batch, Policy("ar", [Tree(())]), DecodingConfig(max_new_tokens=4))
+
+
+def test_prices_are_those_of_the_contexts_that_were_asked_for(tiny, monkeypatch):
+    cache = tiny.new_cache(200)
+    monkeypatch.setattr(latency, "median_ms", lambda run, repeats: run() or float(cache.length))
+    monkeypatch.setattr(tiny, "new_cache", lambda rows: cache)
+    made = latency.forward_table(tiny, LatencyConfig(contexts=[40, 120], sizes=[1, 3], repeats=1))
+    assert made == {"tokens": [1, 3], "ms": [80.0, 80.0]}
 
 
 def test_where_drafting_does_not_pay_plain_decoding_is_chosen(traced):
