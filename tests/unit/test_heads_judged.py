@@ -9,7 +9,7 @@ import torch
 
 from entmtp.calibration.latency_table import LatencyTable
 from entmtp.calibration.replay import PromptTrace, Trace
-from entmtp.config import CorpusConfig, PlotConfig
+from entmtp.config import CorpusConfig, HeadsConfig, PlotConfig
 from entmtp.decoding.engine import Decoder
 from entmtp.errors import EntmtpError
 from entmtp.evaluation import figures_machine as draw
@@ -171,7 +171,7 @@ def test_the_vocabulary_curve_covers_more_and_more(tiny):
     features = Features([compute_shard(tiny, rows, CorpusConfig(held_out=0.3, top_k=2))])
     ordered = vocabulary.of_training_text(features, tiny.vocab_size)
     assert ordered[0][:2].tolist() == [7, 8] and sorted(ordered[0].tolist()) == list(range(tiny.vocab_size))
-    curve = vocabulary.vocabulary_curve(tiny, ordered, [1, 2, 64, 10**6], 3, 4, 10.0, 2)
+    curve = vocabulary.vocabulary_curve(tiny, ordered, [1, 2, 64, 10**6], HeadsConfig(depth=3, width=4), 10.0, 2)
     assert [row["size"] for row in curve] == [1, 2, 64, tiny.vocab_size]
     assert [row["coverage"] for row in curve] == pytest.approx([0.6, 0.9, *[row["coverage"] for row in curve[2:]]])
     assert curve[-1]["coverage"] == 1.0
@@ -189,7 +189,7 @@ def test_the_vocabulary_of_heads_that_were_trained_elsewhere_covers_texts_of_tas
     texts = {"a": [[30, 30, 20], [10]], "b": [[5, 5, 30, 30]]}
     ordered = vocabulary.of_heads(torch.tensor([30, 20, 10], dtype=torch.int32), tiny.vocab_size, texts)
     assert ordered[0].tolist() == [30, 20, 10, *[n for n in range(tiny.vocab_size) if n not in (10, 20, 30)]]
-    curve = vocabulary.vocabulary_curve(tiny, ordered, [1, 2, 3, 8, 9], 2, 1, 10.0, 1)
+    curve = vocabulary.vocabulary_curve(tiny, ordered, [1, 2, 3, 8, 9], HeadsConfig(depth=2, width=1), 10.0, 1)
     assert [row["coverage_by_task"]["a"] for row in curve] == [0.5, 0.75, 1, 1, 1]
     assert [row["coverage_by_task"]["b"] for row in curve] == [
         0.5,

@@ -1,5 +1,6 @@
 """What all drafters share: weights packed in the target's dtype, the restricted projection, the state of a position."""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -11,6 +12,22 @@ from entmtp.heads.model import DraftHeads, ResidualFirst, residual_first, run_bo
 from entmtp.heads.prefix import PrefixDecoder
 from entmtp.target.linear import LinearFn, make_linear
 from entmtp.target.native import NativeLinear, library
+
+
+def matrices(target, storage: str) -> Callable[..., LinearFn]:
+    """How a head's matrix (weight [out, in], bias [out] or None) is read in decoding; see PackedHeads."""
+    small = storage == "bfloat16" and target.device == "cpu" and library(torch.bfloat16) is not None
+
+    def cast(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.detach().to(device=target.device, dtype=target.dtype)
+
+    def matrix(weight: Tensor, bias: Tensor | None = None) -> LinearFn:
+        if small:  # for any number of rows: traces must see what steps see
+            offset = None if bias is None else bias.detach().float()
+            return NativeLinear(weight.detach().bfloat16(), offset, exact=target.dtype == torch.float32)
+        return make_linear(cast(weight), cast(bias))
+
+    return matrix
 
 
 class PackedHeads:
@@ -25,18 +42,7 @@ class PackedHeads:
         self.arch, self.depth = heads.config.arch, heads.config.depth
         if width > heads.config.draft_vocab:
             raise EntmtpError(f"heads.width={width} exceeds the draft vocabulary of {heads.config.draft_vocab}")
-        self.width = width
-
-        def cast(tensor: Tensor) -> Tensor:
-            return tensor.detach().to(device=target.device, dtype=target.dtype)
-
-        small = storage == "bfloat16" and target.device == "cpu" and library(torch.bfloat16) is not None
-
-        def matrix(weight: Tensor, bias: Tensor | None = None) -> LinearFn:
-            if small:  # for any number of rows: traces must see what steps see
-                offset = None if bias is None else bias.detach().float()
-                return NativeLinear(weight.detach().bfloat16(), offset, exact=target.dtype == torch.float32)
-            return make_linear(cast(weight), None if bias is None else cast(bias))
+        self.width, matrix = width, matrices(target, storage)
 
         def packed(linear: torch.nn.Linear, embedding_scale: float = 1.0) -> LinearFn:
             weight = linear.weight.detach().clone()

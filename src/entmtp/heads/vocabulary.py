@@ -5,8 +5,10 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
+from entmtp.config import HeadsConfig
+from entmtp.heads.children import best_children
 from entmtp.heads.features import Features, draft_vocabulary
-from entmtp.target.linear import make_linear
+from entmtp.heads.packed import matrices
 from entmtp.timing import cold_ms
 
 # Head d's draft is accepted with about this probability given the earlier ones, were every token in the vocabulary:
@@ -38,13 +40,14 @@ def of_heads(token_map: Tensor, vocab_size: int, texts: dict[str, list]) -> Orde
 
 @torch.inference_mode()
 def vocabulary_curve(
-    target, ordered: Ordered, sizes: list[int], depth: int, width: int, plain_ms: float, repeats: int
+    target, ordered: Ordered, sizes: list[int], config: HeadsConfig, plain_ms: float, repeats: int
 ) -> list[dict]:
     """A row per size: {size, coverage, coverage_by_task, projection_ms, tokens_per_step, relative_speed}.
 
     `coverage` is the share of the tokens to cover (`ordered`) inside the `size` most frequent ones; `projection_ms` a
-    head's vocabulary projection and candidates for one row. `relative_speed` is that of a chain of `depth` drafts:
-    (1 + sum of (ACCEPTANCE * coverage)^d) tokens in a plain step and `depth` projections, over one token a plain step.
+    head's vocabulary projection and candidates for one row, as decoding reads them (`config.storage`).
+    `relative_speed` is that of a chain of `config.depth` drafts: (1 + sum of (ACCEPTANCE * coverage)^d) tokens in a
+    plain step and as many projections, over one token a plain step.
     """
     order, held = ordered
     rank = torch.empty(target.vocab_size, dtype=torch.long)
@@ -56,11 +59,12 @@ def vocabulary_curve(
         token_map = order[:size]
         coverage = float((every < size).float().mean())
         by_task = {task: float((found < size).float().mean()) for task, found in ranks.items()}
-        project = make_linear(target.head_rows(token_map.to(target.device)))
+        project = matrices(target, config.storage)(target.head_rows(token_map.to(target.device)))
         state = torch.randn(1, target.hidden_size, dtype=target.dtype, device=target.device)
-        ms = cold_ms(lambda: project(state).topk(min(width, size)).indices.tolist(), repeats)  # noqa: B023
-        tokens_per_step = 1 + sum((ACCEPTANCE * coverage) ** d for d in range(1, depth + 1))
-        speed = tokens_per_step * plain_ms / (plain_ms + depth * ms)
+        width = min(config.width, size)
+        ms = cold_ms(lambda: best_children(project(state), width)[0].tolist(), repeats)  # noqa: B023
+        tokens_per_step = 1 + sum((ACCEPTANCE * coverage) ** d for d in range(1, config.depth + 1))
+        speed = tokens_per_step * plain_ms / (plain_ms + config.depth * ms)
         rows.append({"size": size, "coverage": coverage, "coverage_by_task": by_task, "projection_ms": ms,
                      "tokens_per_step": tokens_per_step, "relative_speed": speed})  # fmt: skip
         print(f"vocabulary {size}: coverage {coverage:.4f}, {ms:.3f} ms a head, relative speed {speed:.3f}", flush=True)

@@ -104,7 +104,7 @@ def heads_vocabulary(inp, out, params) -> None:
         ordered = vocabulary.of_heads(load_heads(Path(inp.heads).parent, base).token_map, base.vocab_size, texts)
     plain_ms = vocabulary.plain_step_ms(base, params["repeats"])
     sizes = [2**n for n in range(9, 20) if 2**n >= config.width]
-    rows = vocabulary.vocabulary_curve(base, ordered, sizes, config.depth, config.width, plain_ms, params["repeats"])
+    rows = vocabulary.vocabulary_curve(base, ordered, sizes, config, plain_ms, params["repeats"])
     write_json(out.curve, {"dtype": base.dtype_name, "plain_ms": plain_ms, "knee": vocabulary.knee(rows), "rows": rows})
 
 
