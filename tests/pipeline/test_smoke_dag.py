@@ -131,7 +131,7 @@ def test_the_vocabulary_of_heads_that_were_not_trained_here_is_judged_by_the_tas
     assert done.returncode == 0, done.stderr[-3000:]
     assert "rule texts:" not in done.stdout + done.stderr and "rule heads_text:" not in done.stdout + done.stderr
     last = json.loads((smoke / "results/smoke/heads/vocabulary.json").read_text())["rows"][-1]
-    assert last["coverage"] == 1 and set(last["coverage_by_task"]) == {"sharegpt", "litbench"}
+    assert last["coverage"] == 1 and set(last["coverage_by_task"]) == {"sharegpt"}
 
 
 def test_peers_take_turns_on_the_runs_prompts(smoke):
