@@ -63,10 +63,12 @@ lock-hashes: $(READY) ## rewrite requirements-hashes.lock: requirements.lock wit
 bench-engine: $(READY) ## how far the forwards are from the machine's limits (an otherwise idle machine)
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m entmtp.engine_bench $(ARGS)
 
-RUN_OF = $(or $(patsubst experiment=%,%,$(filter experiment=%,$(ARGS))),quick)
+# the value of an override in ARGS, or what it is without
+said = $(or $(patsubst $(1)=%,%,$(filter $(1)=%,$(ARGS))),$(2))
 
 bench-peers: $(READY) ## our decoding beside transformers' on a run's prompts, which is made first (ARGS="experiment=main"; an idle machine)
-	@test -f results/$(RUN_OF)/summary.json || $(BIN)/snakemake --cores all --config experiment=$(RUN_OF)
+	@test -f $(call said,results,results)/$(call said,experiment,quick)/summary.json || $(BIN)/snakemake --cores all \
+		--config experiment=$(call said,experiment,quick) overrides="$(filter results=%,$(ARGS))"
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m entmtp.peers.bench $(ARGS)
 
 bench-long: $(READY) ## memory and speed over 10,000 tokens in one process (ARGS="texts=100")

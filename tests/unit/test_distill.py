@@ -1,10 +1,10 @@
 """Self-distillation: the mask token, the objective, adapters, the trainer."""
 
 import copy
-import hashlib
 
 import pytest
 import torch
+from distill_fixture import texts
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -178,33 +178,6 @@ def test_an_adapter_gives_the_trained_model_back(tiny_folder, tmp_path):
     }
 
 
-def test_all_parameters_are_trained_on_the_papers_rows(tiny_folder, tmp_path):
-    config = DistillConfig(k_max=3, regions=3, row_width=18, spacing=6, batch=3, steps=3, learning_rate=1e-2, warmup=1,
-                           report_every=1, checkpoint_every=1, dtype="float32")  # fmt: skip
-    history = distil(tiny_folder, tmp_path / "made", tmp_path / "c.pt", texts(), config, "cpu")
-    assert len(history) == 3 and not (tmp_path / "made.adapter").exists()
-    base, made = (AutoModelForCausalLM.from_pretrained(folder) for folder in (tiny_folder, tmp_path / "made"))
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "made")
-    assert (made.config.mtp_mask_id, made.config.mtp_k_max) == (tokenizer.convert_tokens_to_ids(MASK), 3)
-    for name, value in base.named_parameters():
-        assert not torch.equal(value, made.get_parameter(name)[: len(value)]), name
-    target = load_target(TargetConfig(name="x", source="folder"), tmp_path / "made", "float32")
-    assert target.vocab_size >= made.config.mtp_mask_id
-
-
-def test_blocks_of_the_papers_rows_lie_in_the_prompt_too_and_their_offset_is_drawn(student, teacher):
-    config = DistillConfig(k_max=3, regions=3, row_width=18, spacing=6, batch=3, dtype="float32", report_every=20)
-    trainer = SelfDistiller(
-        WholeStudent(student, teacher, student.parameters(), student.mask_id, set(), config), texts(), config
-    )
-    firsts = {}
-    for step in range(60):
-        batch = trainer.batch(step, 0)
-        assert batch.real.all() and batch.predict.shape[1] == 3
-        firsts.setdefault(batch.predict.shape[2], set()).update(batch.predict[:, 0, 0].tolist())
-    assert firsts == {2: {0, 1, 2, 3, 4}, 3: {0, 1, 2, 3}}  # P = 18 / 3 - (k - 1) starts, the prompt's first token on
-
-
 def test_what_does_not_fit_an_adapter_is_named(tiny_folder, tmp_path):
     config = DistillConfig(k_max=2, spacing=6, blocks=2, batch=2, steps=1, lora_rank=2, report_every=1,
                            checkpoint_every=1, dtype="float32")  # fmt: skip
@@ -229,21 +202,6 @@ def test_what_does_not_fit_an_adapter_is_named(tiny_folder, tmp_path):
     refused("tensors that its format does not have: more")
     (adapter / "adapter.safetensors").write_bytes(b"not safetensors")
     refused("not a whole safetensors file")
-
-
-def texts(count: int = 12) -> list[dict]:
-    """Answers that count upwards: something that several tokens at once can be learned on."""
-    rows = []
-    for number in range(count):
-        key = hashlib.sha256(str(number).encode()).hexdigest()[:16]
-        rows.append(
-            {
-                "key": f"{key}/0",
-                "prompt_ids": [5, 6, 20 + number],
-                "tokens": [20 + (number + n) % 40 for n in range(30)],
-            }
-        )
-    return rows
 
 
 def trainer(student, teacher, steps: int = 6, **options) -> SelfDistiller:

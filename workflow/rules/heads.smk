@@ -102,7 +102,7 @@ rule heads_vocabulary:
     params:
         **base(),
         heads=heads_block(CFG.heads.name),
-        tasks=CFG.heads_tasks,
+        tasks=[] if TRAINED else CFG.heads_tasks,
         repeats=CFG.latency.repeats,
     script:
         "../scripts/heads_vocabulary.py"
