@@ -220,9 +220,10 @@ def main(overrides: list[str]) -> None:
     about["threads"] = torch.get_num_threads()
     folder = Path(config.results)
     write_json(folder / "engine.json", {"rows": rows, "machine": rates, "flips": flipped, "provenance": about})
-    write_text(folder / "engine.md", markdown(rates, rows, flipped, about))
+    text = markdown(rates, rows, flipped, about)
+    write_text(folder / "engine.md", text)
     save_figure(roofline(rows, config.plot), folder / "engine")
-    print(markdown(rates, rows, flipped, about))
+    print(text)
 
 
 if __name__ == "__main__":

@@ -97,23 +97,11 @@ def headline_grid(rows: list[dict]) -> Grid:
 
 def second_grid(rows: list[dict], policies: list[str]) -> Grid:
     """The second method's rows (confadapt.json); only those of this run's `policies` have one for the filter."""
-    keys = (
-        None,
-        None,
-        "accuracy",
-        "tokens_per_forward",
-        "tokens_per_s",
-        None,
-        "ppl",
-        "same_text",
-        "original_text",
-        None,
-    )
     made = []
     for row in rows:
-        sortable = [row[key] if key else None for key in keys]
-        sortable[5] = row["over_plain"]["ratio"]
-        cells = [cell(text, value) for text, value in zip(confadapt_report.shown(row), sortable, strict=True)]
+        values = [None, None, row["accuracy"], row["tokens_per_forward"], row["tokens_per_s"],
+                  row["over_plain"]["ratio"], row["ppl"], row["same_text"], row["original_text"], None]  # fmt: skip
+        cells = [cell(text, value) for text, value in zip(confadapt_report.shown(row), values, strict=True)]
         made.append(Row(row["task"], row["method"] if row["method"] in policies else EVERY, cells))
     return Grid("confadapt", confadapt_report.COLUMNS, made)
 

@@ -87,22 +87,23 @@ def make_report(run: str | Path, out: str | Path, summary_path: str | Path | Non
     """
     summary = read_json(summary_path or Path(run) / "summary.json")
     config_yaml = _config_of(run)
+    config = yaml.safe_load(config_yaml) or {}
     figures = {name: Path(out) / "figures" / f"{name}.png" for name in FIGURES}
     captions, second = read_captions(CAPTIONED), None
-    if ((yaml.safe_load(config_yaml) or {}).get("confadapt") or {}).get("enabled"):
+    if (config.get("confadapt") or {}).get("enabled"):
         record = read_json(Path(run) / "confadapt.json")
         drawn = ["frontier", *(["training"] if record["training"] else [])]
         figures |= {name: Path(out) / "confadapt" / f"{name}.png" for name in drawn}
         captions, second = captions | read_captions(SECOND), record["rows"]
     write_report(Path(out) / "report.html", summary, build_tables(summary["rows"]), figures, captions, config_yaml,
-                 replay, command_of("snakemake --cores all", *_said(config_yaml)), second)  # fmt: skip
+                 replay, command_of("snakemake --cores all", *_said(config)), second)  # fmt: skip
 
 
 def make_replay_page(run: str | Path, out: str | Path) -> None:
     """Write `<out>/replay_generation.html` from generation.json of `run`."""
     record = read_json(Path(run) / "generation.json")
     check_schema(record, "generation")
-    experiment, overrides = _said(_config_of(run))
+    experiment, overrides = _said(yaml.safe_load(_config_of(run)) or {})
     shown = [f"replayed.{key}={literal(record[key])}" for key in ("task", "policy", "prompt_id")]
     page = f"{Path(run).as_posix()}/replay_generation.html"
     again = command_of(f"snakemake --cores all {page}", experiment, [*overrides, *shown])
@@ -117,7 +118,6 @@ def _config_of(run: str | Path) -> str:
         raise EntmtpError(f"{config}: no such file") from error
 
 
-def _said(config_yaml: str) -> tuple[str, list[str]]:
+def _said(config: dict) -> tuple[str, list[str]]:
     """Experiment and overrides that the run was called with."""
-    config = yaml.safe_load(config_yaml) or {}
     return str(config.get("experiment", "quick")), list(config.get("overrides") or [])
