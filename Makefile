@@ -11,7 +11,7 @@ ARGS ?=
 LOCK ?= requirements.lock
 
 .PHONY: help reproduce test test-slurm test-faults lint lock lock-docs lock-hashes docs coverage test-wheel \
-	bench-engine bench-peers bench-long tables verify-reproduction archive clean
+	bench-engine bench-peers bench-long bench-replay tables verify-reproduction archive clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -73,6 +73,9 @@ bench-peers: $(READY) ## our decoding beside transformers' on a run's prompts, w
 
 bench-long: $(READY) ## memory and speed over 10,000 tokens in one process (ARGS="texts=100")
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m entmtp.long_run $(ARGS)
+
+bench-replay: $(READY) ## steps a second, 400 threshold pairs and the three offline stages by replay of a run (ARGS="experiment=main")
+	$(BIN)/python -m entmtp.replay_bench $(ARGS)
 
 verify-reproduction: $(READY) ## token-level results of a finished run against the committed hashes (ARGS="experiment=quick")
 	$(BIN)/python -m entmtp.reproduction $(ARGS)

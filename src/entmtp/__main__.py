@@ -19,6 +19,7 @@ COMMANDS = {
     "bench-engine": ("engine_bench", "how far the forwards are from the machine's limits"),
     "bench-peers": ("peers.bench", "our decoding beside transformers' on a finished run's prompts"),
     "bench-long": ("long_run", "memory and speed over many texts in one process"),
+    "bench-replay": ("replay_bench", "how fast exact replay is on a finished run's traces"),
     "tables": ("from_logs", "every table and figure again, from a finished run's W&B runs alone"),
     "verify-reproduction": ("reproduction", "token-level results of a finished run against committed hashes"),
     "archive": ("archive", "a finished run as one folder with a manifest, and its check"),

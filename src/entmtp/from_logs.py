@@ -27,7 +27,7 @@ from entmtp.errors import EntmtpError
 from entmtp.evaluation.make import make_figures, make_summary, make_tables
 from entmtp.evaluation.records import make_confadapt, make_scheduling
 from entmtp.io import atomic, check_name, read_json, sha256_file, write_json, write_parquet
-from entmtp.layout import run_folder
+from entmtp.layout import reports_scheduling, run_folder
 from entmtp.tracking import BATCH, FOLDER, STEPS
 from entmtp.wandb_runs import LoggedRun, offline_runs, server_runs
 
@@ -65,6 +65,8 @@ def choose(runs: Iterable[LoggedRun], experiment: str) -> Chosen:
     expected += [("record", run.name) for run in of_batch if run.job == "record"]
     if config.get("confadapt", {}).get("enabled"):
         expected.append(("record", "confadapt"))
+    if expected and reports_scheduling(config):
+        expected.append(("record", "scheduling"))
     missing = [name for job, name in dict.fromkeys(expected) if (job, name) not in chosen]
     if missing:
         raise EntmtpError(

@@ -66,6 +66,12 @@ def run_folder(config: Config) -> Path:
     return Path(config.results) / config.experiment
 
 
+def reports_scheduling(config: dict[str, Any]) -> bool:
+    """Whether the whole run of a resolved configuration ends with the scheduling analysis: it is asked for, and has a
+    static optimum to compare with."""
+    return bool((config.get("scheduling") or {}).get("in_report")) and "entmtp_star" in config["policies"]
+
+
 def target_folder(config: TargetConfig, resources: str | Path) -> Path:
     """Where `fetch_target` leaves this target."""
     if config.source == "folder":

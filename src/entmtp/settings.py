@@ -262,6 +262,15 @@ class PlotConfig:
 
 
 @dataclass
+class SchedulingConfig:
+    """`snakemake scheduling`: what policies gained over the best static tree, and what there was to gain."""
+
+    in_report: bool = False  # part of the whole run, with a section in report.html
+    bank_trees: int = 8  # largest bank of trees chosen to complement one another
+    bank_tries: int = 40  # trees that are tried for it
+
+
+@dataclass
 class SweepConfig:
     split: str = "calib"
     engine: str = "replay"  # replay | live
@@ -310,4 +319,5 @@ class Config:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     plot: PlotConfig = field(default_factory=PlotConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     replayed: ReplayedConfig = field(default_factory=ReplayedConfig)

@@ -26,8 +26,8 @@ from entmtp.sweep_gather import started
 def run_job(config: Config) -> dict:
     """The row of one job: predicted (replay) or measured (live) speed of the policy that `config` describes.
 
-    star_tokens_per_s is the static optimum's speed on the same texts by the same engine: the bank's fastest tree there
-    (live: the bank's own star). Milliseconds are totals; num_accepted is a mean a step, accept_length num_accepted + 1;
+    star_tokens_per_s is the speed of the static optimum, the bank's star, on the same texts by the same engine.
+    Milliseconds are totals; num_accepted is a mean a step, accept_length num_accepted + 1;
     shares are of steps, in the order of `trees` (their nodes). Replay leaves out the prefill and each text's last
     token; live counts both, as the bench does. Raises EntmtpError for a missing run folder.
     """
@@ -77,9 +77,9 @@ def _evaluate(config: Config) -> dict:
     if config.policy.kind in GROWING:
         calib.growth = load_growth(_need(config, run / "traces" / kind / f"{task}.calib.growth.npz"))
     fitted = fit_policy(config.policy, bank, calib, latency)
-    statics = [{"policy": "static", "kind": "star", "trees": [index]} for index in range(len(bank.trees))]
+    static = {"policy": "static", "kind": "star", "trees": [bank.star]}
     if config.sweep.engine == "live":
-        counts, star = _live(config, kind, [build_policy(one, bank) for one in (fitted, statics[bank.star])])
+        counts, star = _live(config, kind, [build_policy(one, bank) for one in (fitted, static)])
     else:
         trace = calib
         if split != "calib":
@@ -88,7 +88,7 @@ def _evaluate(config: Config) -> dict:
                 path = _need(config, run / "traces" / kind / f"{task}.{split}.growth.npz")
                 trace.growth = load_growth(path)
         counts = _replay(trace, fitted, bank, latency)
-        star = max((_replay(trace, static, bank, latency) for static in statics), key=lambda c: c["tokens_per_s"])
+        star = _replay(trace, static, bank, latency)
     ratio = counts["tokens_per_s"] / star["tokens_per_s"]
     optimum = {"star_tokens_per_s": star["tokens_per_s"], "star_nodes": star["trees"][0], "over_star": ratio}
     return {**{key: fitted[key] for key in ("tau_on", "tau_off", "depth")}, **counts, **optimum}

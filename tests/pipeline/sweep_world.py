@@ -14,7 +14,7 @@ TASKS = ("sharegpt", "litbench")
 TREES = [Tree(()), Tree.of([(0,), (0, 0)]), Tree.of([(0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0)])]
 STEP_MS = (1.0, 1.1, 1.4)
 LATENCY = {
-    "arch": "hydra", "overhead_ms": 0.05, "plain_ms": 0.95,
+    "arch": "hydra", "overhead_ms": 0.05, "plain_ms": 0.95, "signal_ms": 0.01, "grow_ms": 0.01,
     "forward": {"tokens": [1, 7], "ms": [0.9, 1.2]}, "propose": {"rows": [1, 4], "ms": [[0.02, 0.03]] * 4},
 }  # fmt: skip
 

@@ -3,14 +3,24 @@
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
-from test_fit import make_bank
+from test_fit import STEP_MS, TREES, make_bank, make_trace
 
 from entmtp.calibration.growth import GrowthTrace, columns, join
 from entmtp.calibration.latency_table import LatencyTable
+from entmtp.calibration.oracle import oracle
 from entmtp.calibration.replay import PromptTrace, Trace
 from entmtp.config import PolicyConfig
 from entmtp.policy.fit import fit_policy
-from entmtp.science.ceiling import ceiling_row, estimate, fit_acceptance, ranking, recent_hits, signals
+from entmtp.science.ceiling import (
+    bank_ceiling_row,
+    bank_signals,
+    ceiling_row,
+    estimate,
+    fit_acceptance,
+    ranking,
+    recent_hits,
+    signals,
+)
 
 BEAM, CHILDREN, DEPTH = 2, 2, 2
 LAYOUT = [(-1, 1), (-1, 1), (0, 2), (0, 2), (1, 2), (1, 2)]  # parent, depth of a column
@@ -96,3 +106,26 @@ def test_recent_hits_know_only_the_past_of_their_own_text():
 
     shown = recent_hits(growth([True, True, False, True, True], [0, 3, 5]))
     assert shown.tolist() == pytest.approx([0.5, 0.5625, 0.6171875, 0.5, 0.5625])
+
+
+def test_a_banks_ceiling_finds_what_its_signals_say_and_nothing_in_noise():
+    bank, calib, test = make_bank(), make_trace(0, 60), make_trace(1, 60)  # acceptance follows the path value
+    told = bank_ceiling_row("t", bank, calib, test)
+    assert told["task"] == "t" and told["over_static"] > 1.005
+    for trace in (calib, test):
+        rng = np.random.default_rng(len(trace.prompts))
+        for prompt in trace.prompts:  # the same acceptance, beside signals of nothing
+            prompt.path_values = np.sort(rng.random(prompt.path_values.shape))[:, ::-1]
+    untold = bank_ceiling_row("t", bank, Trace(calib.prompts), Trace(test.prompts))
+    assert 0.985 < untold["over_static"] < told["over_static"] - 0.005
+    best = oracle(test, TREES, STEP_MS)
+    assert told["over_static"] <= best.tokens_per_s / best.static_tokens_per_s
+
+
+def test_a_banks_signals_are_known_before_a_step():
+    trace = make_trace(2)
+    before = bank_signals(trace)
+    at = 57
+    trace.ranks[at:, 0] = 5  # what happens at a position and after it
+    assert (bank_signals(trace)[: at + 1] == before[: at + 1]).all()
+    assert before.shape[1] == 3 + 2 + 3

@@ -1,7 +1,6 @@
 """Fitted thresholds against brute force on a small grid."""
 
 import json
-from bisect import bisect_left
 from itertools import combinations, combinations_with_replacement
 
 import numpy as np
@@ -13,7 +12,8 @@ from entmtp.calibration.latency_table import LatencyTable
 from entmtp.calibration.replay import PromptTrace, Trace, replay_policy
 from entmtp.config import PolicyConfig
 from entmtp.errors import EntmtpError
-from entmtp.policy.fit import _monotone, build_policy, fit_policy
+from entmtp.policy.fit import build_policy, fit_policy
+from entmtp.policy.fit_ladder import monotone
 from entmtp.policy.schedulers import LadderPolicy, Policy, TauPolicy
 from entmtp.tree.bank import Bank, BankTree
 from entmtp.tree.defaults import default_tree
@@ -125,36 +125,35 @@ def test_depth_beyond_the_heads_is_refused():
         fit(kind="tau", depth=3)
 
 
-def ladder_rate(trace: Trace, depth: int, choose) -> float:
-    """Tokens a millisecond when `choose(s)` picks the tree at every position of the texts."""
-    latency = make_latency()
-    ms = [m + max(0.0, latency.step(t, depth) - latency.step(t)) for m, t in zip(STEP_MS, TREES, strict=True)]
-    tokens = total = 0.0
-    accepted = [trace.accepted(tree) for tree in TREES]
-    for number, prompt in enumerate(trace.prompts):
-        for i, s in enumerate(prompt.path_values[:, depth].tolist()):
-            tree = choose(s)
-            tokens += accepted[tree][number][i] + 1
-            total += ms[tree]
-    return tokens / total
-
-
-def test_ladder_is_the_best_monotone_assignment_of_its_bins():
-    trace = make_trace()
+@pytest.mark.parametrize("seed", range(4))
+def test_ladder_is_the_fastest_of_its_bins_by_its_own_run(seed):
+    trace, bank = make_trace(seed), make_bank()
     for depth in range(DEPTH + 1):
-        fitted = fit(kind="ladder", depth=depth, bins=5)
-        thresholds = fitted["thresholds"]
-        assert thresholds == sorted(thresholds)
-        trees = fitted["trees"]  # one alone where it is best whatever the signal says
-        assert len(thresholds) == len(trees) - 1 and trees in ([0, 1, 2], [0], [1], [2])
-        policy = build_policy(fitted, make_bank())
-        assert fitted["calib_tokens_per_s"] == pytest.approx(speed(policy, trace, trees))
-        values = np.concatenate([prompt.path_values[:, depth] for prompt in trace.prompts])
-        edges = np.quantile(values, np.linspace(0, 1, 6)[1:-1]).tolist()
-        rate = ladder_rate(trace, depth, lambda s, policy=policy, trees=trees: trees[policy.choose(s)])
-        every = combinations_with_replacement([-1.0, *edges, 2.0], 2)
-        best = max(ladder_rate(trace, depth, lambda s, pair=pair: bisect_left(pair, s)) for pair in every)
-        assert rate == pytest.approx(best, rel=1e-9)
+        config = PolicyConfig(name="x", kind="ladder", depth=depth, bins=5)
+        fitted = fit_policy(config, bank, trace, make_latency())
+        trees, thresholds = fitted["trees"], fitted["thresholds"]
+        assert thresholds == sorted(thresholds) and len(thresholds) == len(trees) - 1
+        policy = build_policy(fitted, bank)
+        found = fitted["calib_tokens_per_s"]
+        assert found == pytest.approx(speed(policy, trace, trees))
+        if len(trees) == 1:  # one alone where that is best whatever the signal says: then none is computed
+            assert fitted["depth"] is None
+        edges = np.unique(np.quantile(trace.path_values(depth), np.linspace(0, 1, 6)[1:-1])).tolist()
+        every = [LadderPolicy("l", TREES, 1, depth, list(pair)) for pair in
+                 combinations_with_replacement([-1.0, *edges, 2.0], 2)]  # fmt: skip
+        alone = [speed(Policy("alone", [tree]), trace, [index]) for index, tree in enumerate(TREES)]
+        assert found == pytest.approx(max(*(speed(other, trace, [0, 1, 2]) for other in every), *alone), rel=1e-9)
+
+
+def test_a_ladder_is_not_fitted_to_positions_where_no_step_starts():
+    """The text after an accepted draft is where the small tree would do as well; steps never start there."""
+    n, hits = 60, np.tile([True, False, False], 20)
+    values = np.where(hits, 0.9, 0.5)[:, None] * np.ones(3)
+    ranks = np.full((n, DEPTH), WIDTH)
+    ranks[:-2][hits[:-2]] = 0  # both drafts are right where the path value is high, and the next step starts there too
+    trace = Trace([PromptTrace("p", ranks, values, np.zeros(n), np.ones((n, DEPTH)))])
+    fitted = fit_policy(PolicyConfig(name="x", kind="ladder", depth=0), make_bank(2), trace, make_latency())
+    assert fitted["trees"] == [1] and fitted["depth"] is None  # a third of the positions: all that is ever seen
 
 
 def test_ladder_takes_the_best_depth():
@@ -182,7 +181,7 @@ def test_policy_json_round_trip(kind, size):
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 10**6))
 def test_monotone_equals_enumeration(bins, trees, seed):
     value = np.random.default_rng(seed).integers(-3, 4, (bins, trees)).astype(float)
-    found = _monotone(value)
+    found = monotone(value)
     assert list(found) == sorted(found)
     best = max(
         sum(value[b, tree] for b, tree in enumerate(way)) for way in combinations_with_replacement(range(trees), bins)

@@ -27,7 +27,7 @@ def finished(tmp_path, traced, trees):
     Bank("humaneval", "hydra_plus", "measured", entries).save(run / "trees" / "hydra_plus" / "humaneval" / "bank.json")
     write_json(run / "latency" / "hydra_plus.json", {
         "forward": {"tokens": [1, 65], "ms": [10.0, 60.0]}, "propose": {"rows": [1, 16], "ms": [[0.5, 1.0]] * 4},
-        "overhead_ms": 0.2, "plain_ms": 10.0, "arch": "hydra"})  # fmt: skip
+        "overhead_ms": 0.2, "plain_ms": 10.0, "arch": "hydra", "signal_ms": 0.1, "grow_ms": 0.1})  # fmt: skip
     write_parquet(run / "traces" / "hydra_plus" / "humaneval.test.parquet", case.frame)
     return case
 

@@ -13,6 +13,8 @@ from html_page import Element, Page, addresses
 from entmtp.config import CONF, KINDS, PlotConfig, TaskConfig, to_plain
 from entmtp.errors import EntmtpError
 from entmtp.evaluation import cite, glossary, paper
+from entmtp.evaluation.figures import save_figure
+from entmtp.evaluation.figures_science import headroom, predicted_against_measured
 from entmtp.evaluation.grid import cell
 from entmtp.evaluation.make import make_figures, make_report, make_summary
 from entmtp.evaluation.page import read_captions
@@ -167,6 +169,38 @@ def test_the_second_method_has_its_table_and_figures_where_the_run_has_it(run, t
     captions = [one.text for one in page.id("table-confadapt").all("figcaption")]
     assert captions == [read_captions(["confadapt"])["confadapt"]]
     assert page.id("second").text == "Second method" and "#second" in addresses(page)
+
+
+def scheduling_row(task: str, policy: str, replayed: bool) -> dict:
+    ratio, gain = ({key: 1.05, "low": 1.01, "high": 1.09} for key in ("ratio", "gain"))
+    return {"task": task, "policy": policy, "live_tokens_per_s": 50.0, "over_static": ratio,
+            "replayed_tokens_per_s": 51.0 if replayed else None, "replayed_over_static": ratio if replayed else None,
+            "calib_over_static": 1.02 if replayed else None,
+            "captured": {"share": 0.5, "low": 0.4, "high": 0.6} if replayed else None, "hindsight_headroom": gain,
+            "oracle_headroom": gain, "frontier_headroom": gain, "scheduler_ms": 0.2, "switch_ms": 0.1}  # fmt: skip
+
+
+def test_what_scheduling_is_worth_has_its_section_where_the_run_has_the_analysis(run, page, tmp_path):
+    assert "#scheduling" not in addresses(page)
+    shutil.copytree(run, tmp_path, dirs_exist_ok=True)
+    policies = [("entmtp_star", True), ("entmtp_tau", True), ("medusa", False)]
+    rows = [scheduling_row(task, *policy) for task in fixture.TASKS for policy in policies]
+    write_json(tmp_path / "scheduling.json", {"rows": rows})
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config |= {"scheduling": {"in_report": True}, "policies": [name for name, _ in policies]}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    save_figure(headroom(rows, PlotConfig(dpi=30)), tmp_path / "scheduling" / "headroom")
+    save_figure(predicted_against_measured(rows, PlotConfig(dpi=30)), tmp_path / "scheduling" / "prediction")
+    make_report(tmp_path, tmp_path)
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8")).root
+    shown = body_rows(page, "scheduling")
+    assert [row.attributes["data-policy"] for row in shown] == ["entmtp_tau", "medusa"] * len(fixture.TASKS)
+    assert values(shown[0])[2:] == [1.05, 1.05, 1.02, 1.05, 1.05, 1.05, 0.5, 0.2]
+    assert values(shown[1])[2:] == [1.05, None, None, 1.05, 1.05, 1.05, None, 0.2]
+    assert shown[0].all("td")[2].text == "+5.0% [+1.0, +9.0]" and shown[1].all("td")[8].text == "–"
+    figures = [one.attributes["id"] for one in page.all("figure")]
+    assert {"figure-headroom", "figure-prediction", "table-scheduling"} <= set(figures)
+    assert page.id("scheduling").text == "Scheduling" and "#scheduling" in addresses(page)
 
 
 def test_verdicts_are_counted_and_listed(page, summary):

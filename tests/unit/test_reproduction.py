@@ -118,7 +118,7 @@ def test_banks_and_policies_are_made_again_from_the_runs_own_seconds(tmp_path, t
     write_parquet(run / "traces" / "hydra" / "t.calib.parquet", case.frame)
     write_json(run / "latency" / "hydra.json", {
         "forward": {"tokens": [1, 65], "ms": [10.0, 60.0]}, "propose": {"rows": [1, 16], "ms": [[0.5, 1.0]] * 4},
-        "overhead_ms": 0.2, "plain_ms": 10.0, "arch": "hydra"})  # fmt: skip
+        "overhead_ms": 0.2, "plain_ms": 10.0, "arch": "hydra", "signal_ms": 0.1, "grow_ms": 0.1})  # fmt: skip
     timed = [([], 1.0, 10.0), ([[0], [0, 0]], 1.4, 12.0)]
     rows = [
         {"num_nodes": len(paths), "paths": paths, "accept_length": length, "measured_step_ms": ms}

@@ -2,7 +2,13 @@ import numpy as np
 import pytest
 
 from entmtp.errors import EntmtpError
-from entmtp.evaluation.stats import geometric_mean, ratio_of_totals, total_over_total
+from entmtp.evaluation.stats import (
+    captured_share,
+    geometric_mean,
+    geometric_mean_of_ratios,
+    ratio_of_totals,
+    total_over_total,
+)
 
 
 def test_ratio_is_of_totals_not_a_mean_of_ratios():
@@ -81,3 +87,32 @@ def test_geometric_mean():
     assert geometric_mean([1, 4]) == pytest.approx(2)
     with pytest.raises(EntmtpError):
         geometric_mean([1, 0])
+
+
+def test_geometric_means_over_tasks_resample_each_on_its_own():
+    rng = np.random.default_rng(0)
+    groups, covered = [], 0
+    for seed in range(100):
+        groups = []
+        for truth in (1.2, 0.9):
+            tokens, seconds = rng.integers(50, 150, 40), rng.uniform(1, 5, 40)
+            groups.append((tokens, seconds / truth * np.exp(rng.normal(0, 0.15, 40) - 0.01125), tokens, seconds))
+        found = geometric_mean_of_ratios(groups, 300, seed)
+        covered += found["low"] <= (1.2 * 0.9) ** 0.5 <= found["high"]
+        assert found["ratio"] == pytest.approx(geometric_mean([ratio_of_totals(*group, 1, 0)[0] for group in groups]))
+    assert covered >= 87
+    one = geometric_mean_of_ratios(groups[:1], 2000, 0)
+    both = geometric_mean_of_ratios([groups[0], groups[0]], 2000, 0)  # as if measured twice: narrower by a root of two
+    assert 0.6 < (both["high"] - both["low"]) / (one["high"] - one["low"]) < 0.82
+
+
+def test_a_captured_share_is_the_way_from_the_static_tree_to_the_oracle():
+    static, bound = np.array([10.0, 20.0]), np.array([8.0, 16.0])
+    assert captured_share(static, static, bound, 50, 0) == {"share": 0.0, "low": 0.0, "high": 0.0}
+    whole = captured_share(bound, static, bound, 50, 0)
+    assert whole == pytest.approx({"share": 1.0, "low": 1.0, "high": 1.0})
+    half = captured_share(1 / ((1 / static + 1 / bound) / 2), static, bound, 50, 0)
+    assert half == pytest.approx({"share": 0.5, "low": 0.5, "high": 0.5})  # in tokens/s, not in milliseconds
+    mixed = captured_share(np.array([8.0, 20.0]), static, bound, 500, 0)
+    assert mixed["low"] == pytest.approx(0.0) and mixed["high"] == pytest.approx(1.0)
+    assert captured_share(static, static, static, 50, 0) is None

@@ -14,6 +14,7 @@ from entmtp.layout import (
     heads_folder,
     multi_token_folder,
     prompt_file,
+    reports_scheduling,
     run_folder,
     split_overrides,
     target_folder,
@@ -53,6 +54,7 @@ except EntmtpError as error:
 
 TASKS, POLICIES = list(CFG.tasks), list(POLICY_CFG)
 RUN = str(run_folder(CFG))
+SCIENCE = f"{RUN}/scheduling"
 LOGS = f"logs/{CFG.experiment}"
 MODEL = str(
     target_folder(CFG.target, CFG.resources) / ("config.json" if CFG.target.source == "folder" else "entmtp.json")
@@ -195,6 +197,23 @@ def second_method():
     return made if CFG.confadapt.enabled else []
 
 
+def scheduling_shown(wildcards):
+    """What report.html shows of what scheduling is worth."""
+    made = [f"{RUN}/scheduling.json", f"{SCIENCE}/headroom.png", f"{SCIENCE}/prediction.png"]
+    return made if reports_scheduling(PLAIN) else []
+
+
+def scheduling_products():
+    """The scheduling analysis, where the experiment asks for it."""
+    made = [f"{RUN}/scheduling.json", f"{RUN}/tracking/records/scheduling.json"]
+    return made if reports_scheduling(PLAIN) else []
+
+
+def scheduling_report(name):
+    """A product of the scheduling analysis for `snakemake --report`, with its caption."""
+    return report(f"{SCIENCE}/{name}", caption=f"../report/{name.partition('.')[0]}.rst", category="Scheduling")
+
+
 def training_history():
     """The record of a multi-token model that the run trains; a published one has none."""
     return {"history": f"{RUN}/distill/{CFG.distill.name}.json"} if CFG.mtp.source == "distilled" else {}
@@ -222,7 +241,12 @@ def products():
     """What a run ends with. Figures and report are about draft trees: a run that calibrates none, such as one of the
     second method on published models, ends with its summary and tables."""
     if CALIBRATED:
-        return [*published(), *expand(f"{RUN}/tracking/{{task}}.json", task=TASKS), *second_method()]
+        return [
+            *published(),
+            *expand(f"{RUN}/tracking/{{task}}.json", task=TASKS),
+            *scheduling_products(),
+            *second_method(),
+        ]
     return [f"{RUN}/summary.json", f"{RUN}/config.yaml", f"{RUN}/tables/speed.md", *second_method()]
 
 
@@ -234,7 +258,7 @@ def block_rules():
 def measured_config():
     """The configuration without what changes no result of this DAG's timed part, so that it does not rerun that:
     presentation, tracking, and whether programs are executed afterwards."""
-    left_out = ("plot", "tracking", "sweep", "replayed")
+    left_out = ("plot", "tracking", "sweep", "replayed", "scheduling")
     return {**{key: value for key, value in PLAIN.items() if key not in left_out}, "confadapt": block_rules()}
 
 

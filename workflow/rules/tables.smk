@@ -91,6 +91,7 @@ rule report:
         config=f"{RUN}/config.yaml",
         figures=expand(f"{RUN}/figures/{{figure}}.png", figure=FIGURES),
         tables=expand(f"{RUN}/tables/{{table}}.md", table=TABLES),
+        scheduling=scheduling_shown,
         second=second_shown,
     output:
         report=f"{RUN}/report.html",

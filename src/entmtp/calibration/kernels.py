@@ -1,4 +1,4 @@
-"""Replay as array code, compiled by Numba: hundreds of millions of simulated steps a second on one core.
+"""Replay as array code, compiled by Numba (`make bench-replay` counts its steps a second).
 
 Everything is flat over the positions of all texts of a task; text t holds positions [bounds[t], bounds[t + 1]), and a
 step is taken at every position but a text's last, which needs no forward. `lengths` [N] (or [K, N] for K trees) is
@@ -75,6 +75,19 @@ def walk_choices(lengths, choices, bounds, uses):
             tree = choices[i]
             uses[tree] += 1
             i += lengths[tree, i] + 1
+
+
+@njit(cache=True, nogil=True)
+def walk_levels(lengths, levels, tree_of, bounds, step_ms):
+    """Milliseconds of all steps when a position of level `levels[i]` takes tree `tree_of[levels[i]]`."""
+    total = 0.0
+    for text in range(len(bounds) - 1):
+        i, last = bounds[text], bounds[text + 1] - 1
+        while i < last:
+            tree = tree_of[levels[i]]
+            total += step_ms[tree]
+            i += lengths[tree, i] + 1
+    return total
 
 
 @njit(cache=True, nogil=True)

@@ -45,6 +45,8 @@ def measure_latency(decoder: Decoder, config: LatencyConfig, prompt: list[int], 
         "propose": {"rows": config.widths, "ms": propose},
         "overhead_ms": 0.0,
         "plain_ms": 0.0,
+        "signal_ms": 0.0,
+        "grow_ms": 0.0,
     }
     table["plain_ms"], table["overhead_ms"] = _live(decoder, LatencyTable.from_json(table), prompt, decoding)
     return table | _schedulers(decoder, prompt, decoding)
@@ -58,6 +60,8 @@ def forward_ms(target, cache: KVCache, config: LatencyConfig, mask_id: int | Non
     if max(config.contexts) > last:
         raise EntmtpError(f"config key 'latency.contexts': {max(config.contexts)}, but the target has "
                           f"{target.max_positions} positions; {last} at most")  # fmt: skip
+    if len(set(config.contexts)) < len(config.contexts):
+        raise EntmtpError(f"config key 'latency.contexts': {config.contexts} names a context twice")
     forward = np.zeros((len(config.contexts), len(config.sizes)))
     for row, context in enumerate(config.contexts):
         for column, n in enumerate(config.sizes):
@@ -122,7 +126,9 @@ def _schedulers(decoder: Decoder, prompt: list[int], decoding: DecodingConfig) -
 
 
 def _live(decoder: Decoder, table: LatencyTable, prompt: list[int], decoding: DecodingConfig) -> tuple[float, float]:
-    """Milliseconds of a plain step, and the part of a live step that forward and propose do not explain."""
+    """Milliseconds of a plain step, and the part of a live step that forward and propose do not explain, both carried
+    from the live steps' own context to the table's."""
+    here = table.at(len(prompt) + decoding.max_new_tokens / 2)
     plain = [step.seconds * 1000 for step in decoder.plain(prompt, decoding).steps]
     rest = []
     for depth in sorted({1, min(2, decoder.drafter.depth), decoder.drafter.depth}):
@@ -130,6 +136,6 @@ def _live(decoder: Decoder, table: LatencyTable, prompt: list[int], decoding: De
         policy = Policy("overhead", [tree])
         steps = [step.seconds * 1000 for step in decoder.generate(prompt, policy, decoding).steps]
         if steps:
-            rest.append(median(steps) - table.step(tree))
-    plain_ms = median(plain) if plain else table.forward(1)
+            rest.append(median(steps) - here.step(tree))
+    plain_ms = median(plain) + table.forward(1) - here.forward(1) if plain else table.forward(1)
     return plain_ms, max(0.0, median(rest)) if rest else 0.0

@@ -1,9 +1,10 @@
 """What a step costs, read off measured points: the model of time in every prediction."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from entmtp.errors import EntmtpError
 from entmtp.tree.topology import Tree
 
 
@@ -15,9 +16,18 @@ def _on_line(x: float, known: list[int], ms: list[float]) -> float:
     return float(np.interp(x, known, ms))
 
 
+def _at_context(context: float, contexts: list[int], ms: np.ndarray) -> list[float]:
+    """`ms` [contexts, sizes] on the line through its two nearest contexts (attention's time is linear in them)."""
+    place = int(np.clip(np.searchsorted(contexts, context), 1, len(contexts) - 1))
+    low, high = contexts[place - 1], contexts[place]
+    weight = (context - low) / (high - low)
+    return np.maximum(ms[place - 1] + weight * (ms[place] - ms[place - 1]), 1e-6).tolist()
+
+
 @dataclass
 class LatencyTable:
-    """Milliseconds, as in `latency.json`; sizes in between are interpolated linearly."""
+    """Milliseconds, as in `latency.json`; sizes in between are interpolated linearly. Forwards are the mean over the
+    measured contexts (tokens before the step); `at` gives those of another."""
 
     tokens: list[int]
     forward_ms: list[float]
@@ -28,6 +38,16 @@ class LatencyTable:
     arch: str
     signal_ms: float = 0.0  # what a scheduler with a signal takes for itself, beyond a policy without: no head's time
     grow_ms: float = 0.0  # and one that grows its trees
+    contexts: list[int] = field(default_factory=list)
+    by_context: list[list[float]] = field(default_factory=list)  # forward_ms of each of them
+
+    def at(self, context: float) -> "LatencyTable":
+        """The table for steps after `context` tokens; this very one where a single context was measured."""
+        if len(self.contexts) < 2:
+            return self
+        here = _at_context(context, self.contexts, np.array(self.by_context))
+        moved = replace(self, forward_ms=here, contexts=[], by_context=[])
+        return replace(moved, plain_ms=self.plain_ms + moved.forward(1) - self.forward(1))
 
     def forward(self, n: int) -> float:
         return _on_line(n, self.tokens, self.forward_ms)
@@ -51,8 +71,14 @@ class LatencyTable:
 
     @classmethod
     def from_json(cls, value: dict) -> "LatencyTable":
+        """Raises EntmtpError for a table of an earlier version, which priced no scheduler."""
+        if absent := [key for key in ("signal_ms", "grow_ms") if key not in value]:
+            raise EntmtpError(f"latency table without '{absent[0]}', of an earlier version: measure it again "
+                              "(delete the run's latency/ folder)")  # fmt: skip
+        contexts, by_context = value.get("contexts", []), value.get("forward_by_context", [])
+        order = sorted(range(len(contexts)), key=contexts.__getitem__)
         return cls(
             value["forward"]["tokens"], value["forward"]["ms"], value["propose"]["rows"], value["propose"]["ms"],
-            value["overhead_ms"], value["plain_ms"], value["arch"], value.get("signal_ms", 0.0),
-            value.get("grow_ms", 0.0),
+            value["overhead_ms"], value["plain_ms"], value["arch"], value["signal_ms"], value["grow_ms"],
+            [contexts[i] for i in order], [by_context[i] for i in order],
         )  # fmt: skip

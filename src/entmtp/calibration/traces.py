@@ -12,7 +12,8 @@ from entmtp.decoding.sampling import Chooser
 from entmtp.errors import EntmtpError
 from entmtp.heads.drafter import Drafter, top1_prob
 
-COLUMNS = ["prompt_id", "position", "token", "ranks", "gaps", "path_values", "entropy", "choice_margin"]
+COLUMNS = ["prompt_id", "position", "token", "ranks", "gaps", "path_values", "entropy", "head_entropy",
+           "choice_margin"]  # fmt: skip
 
 
 @torch.inference_mode()
@@ -34,8 +35,7 @@ def trace_text(target, drafter: Drafter, cache, prompt_id: str, prompt: list[int
     logits = target.model.logits(hidden)
     scores = chooser.scores(logits, list(range(len(prompt), len(prompt) + n))).float()
     margin = _margin(scores, tokens)
-    logp = logits.float().log_softmax(dim=-1)
-    entropy = -(logp.exp() * logp).nansum(dim=-1)
+    entropy, of_heads = _entropy(logits), []
     values = [top1_prob(logits)]
     greedy = tokens[:, None]
     ranks = torch.full((n, depth), width, dtype=torch.long, device=target.device)
@@ -43,12 +43,13 @@ def trace_text(target, drafter: Drafter, cache, prompt_id: str, prompt: list[int
     for d in range(1, depth + 1):
         head = drafter.path_logits(d, states, greedy)
         values.append(values[-1] * top1_prob(head))
+        of_heads.append(_entropy(head))
         greedy = torch.cat([greedy, drafter.token_map[drafter.candidates(head)[:, :1]]], dim=-1)
         if n > d:
             paths = torch.stack([tokens[k : n - d + k] for k in range(d)], dim=-1)
             head = drafter.path_logits(d, states[: n - d], paths)
             ranks[: n - d, d - 1], gaps[: n - d, d - 1] = _ranks(drafter, head, tokens[d:])
-    path_values = torch.stack(values, dim=-1)
+    path_values, head_entropy = torch.stack(values, dim=-1), torch.stack(of_heads, dim=-1)
     return [
         {
             "prompt_id": prompt_id,
@@ -58,10 +59,17 @@ def trace_text(target, drafter: Drafter, cache, prompt_id: str, prompt: list[int
             "gaps": gaps[i].tolist(),
             "path_values": path_values[i].tolist(),
             "entropy": float(entropy[i]),
+            "head_entropy": head_entropy[i].tolist(),
             "choice_margin": float(margin[i]),
         }
         for i in range(n)
     ]
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    """[n, v] -> [n], nats; excluded tokens (logit -inf) add nothing."""
+    logp = logits.float().log_softmax(dim=-1)
+    return -(logp.exp() * logp).nansum(dim=-1)
 
 
 def _margin(scores: Tensor, tokens: Tensor) -> Tensor:

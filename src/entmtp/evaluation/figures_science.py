@@ -23,13 +23,14 @@ def headroom(rows: list[dict], plot: PlotConfig) -> Figure:
                 low, value, high = (100 * (over[key] - 1) for key in ("low", "ratio", "high"))
                 ax.errorbar(value, place, xerr=[[value - low], [high - value]], fmt=MARKERS[0], capsize=2.5,
                             color=colours[0], label="live" if not place else None)  # fmt: skip
-                ax.plot(100 * (row["replayed_over_static"] - 1), place + 0.22, MARKERS[2], color=colours[1],
-                        label="replayed" if not place else None)  # fmt: skip
+                if row["replayed_over_static"] is not None:
+                    ax.plot(100 * (row["replayed_over_static"]["ratio"] - 1), place + 0.22, MARKERS[2],
+                            color=colours[1], label="replayed" if not place else None)  # fmt: skip
             own = next(row for row in rows if row["task"] == task)
             ax.axvline(0, color="0.2", lw=1)
             for key, style, name in (("oracle_headroom", "--", "oracle, bank"),
                                      ("frontier_headroom", ":", "oracle, all trees")):  # fmt: skip
-                ax.axvline(100 * own[key], color=GREY, ls=style, lw=1.2, label=name)
+                ax.axvline(100 * own[key]["gain"], color=GREY, ls=style, lw=1.2, label=name)
             ax.set(title=task, xlabel="% over the best static tree")
         axes[0, 0].set_yticks(range(len(policies)), policies)
         axes[0, 0].set_ylim(len(policies) - 0.4, -0.6)
@@ -43,6 +44,7 @@ def predicted_against_measured(rows: list[dict], plot: PlotConfig) -> Figure:
     the clock of plain decoding's own run, as in the record's `prediction`."""
     with styled(plot) as colours:
         fig, axes = panels(1, 1, 5.2, 4.6)
+        rows = [row for row in rows if row["replayed_tokens_per_s"] is not None]
         ax, tasks = axes[0, 0], list(dict.fromkeys(row["task"] for row in rows))
         plain = plain_clock(rows)
         for i, task in enumerate(tasks):

@@ -6,9 +6,15 @@ import pandas as pd
 
 from entmtp.evaluation import confadapt_report, paper
 from entmtp.evaluation.tables import ALL_TASKS, GEOMETRIC, MISSING, Table, label, number
+from entmtp.science import report as scheduling_report
+from entmtp.science.headroom import REFERENCES
 
 EVERY = "*"  # a row that no filter on a task (or policy) alone can place: means over tasks, the paper's ranges
 PAPER = "paper"  # stands for a policy in the filter
+
+# what columns of the scheduling table sort by
+GAINS = [("over_static", "ratio"), ("replayed_over_static", "ratio"), ("hindsight_headroom", "gain"),
+         ("oracle_headroom", "gain"), ("frontier_headroom", "gain"), ("captured", "share")]  # fmt: skip
 
 # columns of Table.data that the columns of Table.shown say in words; None: text only
 KEYS = {
@@ -104,6 +110,19 @@ def second_grid(rows: list[dict], policies: list[str]) -> Grid:
         cells = [cell(text, value) for text, value in zip(confadapt_report.shown(row), values, strict=True)]
         made.append(Row(row["task"], row["method"] if row["method"] in policies else EVERY, cells))
     return Grid("confadapt", confadapt_report.COLUMNS, made)
+
+
+def scheduling_grid(rows: list[dict]) -> Grid:
+    """What scheduling is worth: rows of scheduling.json but for the two that others are compared with."""
+    made = []
+    for row in rows:
+        if row["policy"] in REFERENCES:
+            continue
+        values = [None, None, *(row[key] and row[key][of] for key, of in GAINS[:2]), row["calib_over_static"],
+                  *(row[key] and row[key][of] for key, of in GAINS[2:]), row["scheduler_ms"]]  # fmt: skip
+        cells = [cell(text, value) for text, value in zip(scheduling_report.shown(row), values, strict=True)]
+        made.append(Row(row["task"], row["policy"], cells))
+    return Grid("scheduling", scheduling_report.COLUMNS, made)
 
 
 def verdict_grid(verdicts: list[dict]) -> Grid:

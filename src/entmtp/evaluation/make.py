@@ -11,12 +11,12 @@ from entmtp.evaluation import figure_data as read
 from entmtp.evaluation import figures as draw
 from entmtp.evaluation.page import read_captions
 from entmtp.evaluation.replay_page import PARTS, write_replay_page
-from entmtp.evaluation.report import CAPTIONED, FIGURES, SECOND, write_report
+from entmtp.evaluation.report import CAPTIONED, FIGURES, SCHEDULING, SCHEDULING_FIGURES, SECOND, write_report
 from entmtp.evaluation.schema import check_schema
 from entmtp.evaluation.summary import build_summary, summarise, write_summary
 from entmtp.evaluation.tables import build_tables
 from entmtp.io import read_json
-from entmtp.layout import command_of, literal
+from entmtp.layout import command_of, literal, reports_scheduling
 
 
 def make_summary(
@@ -81,7 +81,8 @@ def make_figures(
 
 def make_report(run: str | Path, out: str | Path, summary_path: str | Path | None = None, replay: bool = True) -> None:
     """Write `<out>/report.html` from summary.json, config.yaml (of `run`) and the PNGs under `<out>/figures`; where the
-    run has the second method, from confadapt.json and its figures under `<out>/confadapt` too.
+    run has the second method or the scheduling analysis, from confadapt.json or scheduling.json and their figures under
+    `<out>/confadapt` or `<out>/scheduling` too.
 
     `replay`: whether the page of `make_replay_page` will lie beside it.
     """
@@ -90,13 +91,18 @@ def make_report(run: str | Path, out: str | Path, summary_path: str | Path | Non
     config = yaml.safe_load(config_yaml) or {}
     figures = {name: Path(out) / "figures" / f"{name}.png" for name in FIGURES}
     captions, second = read_captions(CAPTIONED), None
+    scheduling = None
+    if reports_scheduling(config):
+        figures |= {name: Path(out) / "scheduling" / f"{name}.png" for name in SCHEDULING_FIGURES}
+        captions |= read_captions(SCHEDULING)
+        scheduling = read_json(Path(run) / "scheduling.json")["rows"]
     if (config.get("confadapt") or {}).get("enabled"):
         record = read_json(Path(run) / "confadapt.json")
         drawn = ["frontier", *(["training"] if record["training"] else [])]
         figures |= {name: Path(out) / "confadapt" / f"{name}.png" for name in drawn}
         captions, second = captions | read_captions(SECOND), record["rows"]
     write_report(Path(out) / "report.html", summary, build_tables(summary["rows"]), figures, captions, config_yaml,
-                 replay, command_of("snakemake --cores all", *_said(config)), second)  # fmt: skip
+                 replay, command_of("snakemake --cores all", *_said(config)), second, scheduling)  # fmt: skip
 
 
 def make_replay_page(run: str | Path, out: str | Path) -> None:

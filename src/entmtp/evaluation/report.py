@@ -8,7 +8,7 @@ from entmtp.errors import EntmtpError
 from entmtp.evaluation import paper
 from entmtp.evaluation.cite import bibtex, read_citation
 from entmtp.evaluation.glossary import glossary
-from entmtp.evaluation.grid import PAPER, grid, headline_grid, second_grid, verdict_grid
+from entmtp.evaluation.grid import PAPER, grid, headline_grid, scheduling_grid, second_grid, verdict_grid
 from entmtp.evaluation.page import embedded, write_page
 from entmtp.evaluation.tables import Table
 
@@ -25,10 +25,14 @@ FIGURES = {
 TABLES = {"speed": "Speed", "perplexity": "Quality", "trees": "Trees"}
 # tables that only the page has
 PAGE_TABLES = {"headlines": "Fastest policy of each task", "verdicts": "Verdicts", "provenance": "Provenance"}
+# of a run with the scheduling analysis (scheduling.in_report)
+SCHEDULING_FIGURES = {"headroom": "Gain over the best static tree", "prediction": "Predicted against measured speed"}
+SCHEDULING_TABLES = {"scheduling": "What scheduling is worth"}
 # of a run with the second method (confadapt.enabled)
 SECOND_FIGURES = {"frontier": "Accuracy against speed", "training": "Training of the multi-token model"}
 SECOND_TABLES = {"confadapt": "The second method"}
 CAPTIONED = [*FIGURES, *TABLES, *PAGE_TABLES]
+SCHEDULING = [*SCHEDULING_FIGURES, *SCHEDULING_TABLES]
 SECOND = [*SECOND_FIGURES, *SECOND_TABLES]
 
 
@@ -98,14 +102,17 @@ def write_report(
     replay: bool = True,
     command: str = "",
     second: list[dict] | None = None,
+    scheduling: list[dict] | None = None,
 ) -> None:
-    """Write the page. `figures` maps a name of FIGURES (with the second method of SECOND_FIGURES too) to its PNG, which
-    is embedded; nothing is loaded from outside. `second`: rows of confadapt.json.
+    """Write the page. `figures` maps a name of FIGURES (of SCHEDULING_FIGURES and SECOND_FIGURES, where the run has
+    them) to its PNG, which is embedded; nothing is loaded from outside. `second`: rows of confadapt.json, `scheduling`:
+    of scheduling.json.
 
     `replay`: whether replay_generation.html will lie beside it, to be linked. `command` repeats the run. Raises
     EntmtpError for a missing figure or caption.
     """
-    needed = [*figures, *(table.name for table in tables), *PAGE_TABLES, *(SECOND_TABLES if second else ())]
+    needed = [*figures, *(table.name for table in tables), *PAGE_TABLES, *(SECOND_TABLES if second else ()),
+              *(SCHEDULING_TABLES if scheduling else ())]  # fmt: skip
     missing = [name for name in needed if name not in captions]
     if missing:
         raise EntmtpError(f"report: no caption for {', '.join(missing)}")
@@ -113,6 +120,8 @@ def write_report(
     checked = verdicts(summary["checks"])
     grids = [headline_grid(headlines(rows)), *(grid(table) for table in tables), verdict_grid(checked)]
     tasks, policies = (list(dict.fromkeys(row[key] for row in rows)) for key in ("task", "policy"))
+    if scheduling:
+        grids.append(scheduling_grid(scheduling))
     if second:
         grids.append(second_grid(second, policies))
     filters = {"task": [(name, name) for name in tasks],
@@ -131,7 +140,15 @@ def write_report(
         glossary=glossary(config_yaml, rows),
         bibtex=bibtex(read_citation(), commit_of(provenance)),
         figures={name: embedded(png) for name, png in figures.items()},
-        titles={**FIGURES, **TABLES, **PAGE_TABLES, **SECOND_FIGURES, **SECOND_TABLES},
+        titles={
+            **FIGURES,
+            **TABLES,
+            **PAGE_TABLES,
+            **SCHEDULING_FIGURES,
+            **SCHEDULING_TABLES,
+            **SECOND_FIGURES,
+            **SECOND_TABLES,
+        },
         captions=captions,
         config_yaml=config_yaml,
         paper=paper,

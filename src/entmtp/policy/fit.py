@@ -186,51 +186,14 @@ class _Fitter:
         return min(range(len(trees)), key=lambda index: abs(trees[index] - self.bank.star))
 
     def _ladder_options(self, depth: int) -> list[dict]:
-        """Best monotone assignment of trees to quantile bins of s, by dynamic programming at Dinkelbach's λ."""
-        values = self._values(depth)
-        edges = np.unique(np.quantile(values, np.linspace(0, 1, self.config.bins + 1)[1:-1]))
-        bins = np.searchsorted(edges, values, side="left")
+        """The best ladder over the whole bank, and the best single tree, for which no signal is computed."""
+        from entmtp.policy.fit_ladder import fit_ladder
+
         trees = list(range(len(self.bank.trees)))
-        step_ms = np.array(self.step_ms(depth, trees))
-        counts = np.bincount(bins, minlength=len(edges) + 1)
-        tokens = np.stack([
-            np.bincount(bins, weights=self.trace.length(self.bank.trees[index].tree) + 1.0,
-                        minlength=len(edges) + 1)
-            for index in trees
-        ], axis=1)  # fmt: skip  # [bins, trees]: tokens of a step from each of the bin's positions
-        rate = max(1 / ms for ms in step_ms)
-        for _ in range(20):
-            assignment = _monotone(tokens - rate * counts[:, None] * step_ms[None])
-            chosen = np.arange(len(assignment)), assignment
-            total_ms = float((counts * step_ms[assignment]).sum())
-            new_rate = float(tokens[chosen].sum()) / total_ms
-            if abs(new_rate - rate) < 1e-12:
-                break
-            rate = new_rate
-        if len(set(assignment.tolist())) == 1:  # one tree whatever the signal says: none is computed
-            return [{"depth": None, "thresholds": [], "trees": [trees[int(assignment[0])]], "start": 0}]
-        # a tree that no bin uses gets an empty interval: its two thresholds coincide
-        edges = [*edges.tolist(), float("inf")]
-        thresholds = [
-            max((edges[b] for b in range(len(assignment)) if assignment[b] <= tree), default=float("-inf"))
-            for tree in trees[:-1]
-        ]
-        thresholds = [min(max(t, -1.0), 2.0) for t in thresholds]  # s lies in (0, 1]: finite stand-ins for JSON
-        return [{"depth": depth, "thresholds": thresholds, "trees": trees, "start": self.bank.star}]
-
-
-def _monotone(value: np.ndarray) -> np.ndarray:
-    """Non-decreasing assignment tree[bin] that maximises Σ value[bin, tree[bin]]. value [bins, trees]."""
-    bins, trees = value.shape
-    best = np.zeros((bins, trees))
-    came = np.zeros((bins, trees), dtype=int)
-    for b in range(bins):
-        if b:
-            came[b] = [int(np.argmax(best[b - 1, : t + 1])) for t in range(trees)]
-            best[b] = best[b - 1, came[b]]
-        best[b] += value[b]
-    assignment = np.zeros(bins, dtype=int)
-    assignment[-1] = int(np.argmax(best[-1]))
-    for b in range(bins - 1, 0, -1):
-        assignment[b - 1] = came[b, assignment[b]]
-    return assignment
+        found = fit_ladder(self.trace.lengths([entry.tree for entry in self.bank.trees]), self._values(depth),
+                           self.trace.bounds, np.array(self.step_ms(depth, trees)), self.config.bins)  # fmt: skip
+        alone = max(trees, key=lambda tree: self.speed({"policy": "", "kind": "star", "trees": [tree]}))
+        options = [{"depth": None, "thresholds": [], "trees": [alone], "start": 0}]
+        if found is not None:
+            options.append({"depth": depth, "thresholds": found, "trees": trees, "start": self.bank.star})
+        return options

@@ -1,17 +1,22 @@
-"""Is there more in the signals than `marginal` takes? Its own rule, with acceptance estimated from all of them at once.
+"""Is there more in the signals than policies take? Their own rules, with acceptance estimated from all at once.
 
 `marginal` expects of a candidate what its path probability and depth say. Here a boosted model is asked instead, which
 also sees the candidate's own probability, its rank, the heads' best path so far, the target's top-1 probability and
 entropy, the position in the text, and how often the first head was right at the positions before. That last signal is
 more than any decoder has: at positions inside an accepted path no head is asked. The model is fitted on the calibration
 texts and replayed on the test texts, like any policy; it is far too slow to decode with.
+
+Policies over a bank have a ceiling of the same kind: `cost_aware`'s rule, with each tree's num_accepted estimated by a
+boosted model of what its signals say, the entropies and the position among them, and nothing paid for looking.
 """
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from entmtp.calibration import kernels
 from entmtp.calibration.growth import GrowthTrace
 from entmtp.calibration.latency_table import LatencyTable
 from entmtp.calibration.replay import Trace
@@ -20,6 +25,8 @@ from entmtp.policy.fit_growing import GrowthFitter
 from entmtp.tree.bank import Bank
 
 WINDOW = 8  # positions that the running share of the first head's hits looks back on, by exponential weights
+TRUST = (0.0, 0.25, 0.5, 0.75, 1.0)  # how far a bank's ceiling follows the model's estimates
+FACTORS = tuple(np.linspace(0.6, 1.6, 11))  # prices of time that it tries, about the fixed point's
 LEAST = 0.003  # candidates below this path probability are never worth a node: left out of the fit
 
 
@@ -37,6 +44,78 @@ def ceiling_row(task: str, fitted: dict, bank: Bank, calib: Trace, test: Trace, 
         for name, trace in {"same_order": growth, "own_order": ranked}.items()
     }
     return {"task": task, "policy": fitted["policy"], **{name: speed / own for name, speed in speeds.items()}}
+
+
+def bank_ceiling_row(task: str, bank: Bank, calib: Trace, test: Trace) -> dict:
+    """Replayed speed on the test texts of the bank's trees chosen by boosted estimates of all signals, over that of the
+    static optimum: {"task", "over_static"}. The price of time, and how far the estimates are trusted, are fitted on
+    the calibration texts, with estimates of models that did not see them."""
+    trees = [entry.tree for entry in bank.trees]
+    step_ms = np.array([entry.step_ms for entry in bank.trees])
+    known = {split: bank_signals(trace) for split, trace in (("calib", calib), ("test", test))}
+    lengths = calib.lengths(trees)
+    seen = _estimates(known["calib"], lengths, known["calib"], calib.bounds)
+    mean = lengths.mean(axis=1, keepdims=True)
+    base = max(_rates(calib, trees, seen, step_ms))
+    options = [(trust, factor * base) for trust in TRUST for factor in FACTORS]
+    trust, rate = max(options, key=lambda option: _bank_speed(calib, trees, _shrunk(seen, mean, option[0]), step_ms,
+                                                             option[1]))  # fmt: skip
+    estimates = _shrunk(_estimates(known["calib"], lengths, known["test"]), mean, trust)
+    speed = _bank_speed(test, trees, estimates, step_ms, rate)
+    steps = kernels.walk(test.length(trees[bank.star]), test.bounds)[0]
+    tokens = int(test.bounds[-1]) - len(test.prompts)
+    return {"task": task, "over_static": float(speed * step_ms[bank.star] * steps / tokens)}
+
+
+def _shrunk(estimates: NDArray, mean: NDArray, trust: float) -> NDArray[np.float64]:
+    """Estimates between each tree's own mean (0 trust: always the same tree) and the model's."""
+    return mean + trust * (estimates - mean)
+
+
+def bank_signals(trace: Trace) -> NDArray[np.float64]:
+    """What is known at every position [N, signals] before a tree is drafted, and the running share of the first head's
+    hits, which is more than any decoder knows."""
+    values = np.concatenate([prompt.path_values for prompt in trace.prompts])
+    certain = values[:, 1:] / np.maximum(values[:, :-1], 1e-12)
+    entropy = np.concatenate([prompt.entropy for prompt in trace.prompts])
+    place = np.concatenate([np.arange(float(len(prompt))) for prompt in trace.prompts])
+    shown = recent(trace.ranks[:, 0] == 0, trace.bounds)
+    return np.column_stack([values, certain, entropy, place, shown])
+
+
+def _estimates(
+    known: NDArray, lengths: NDArray, asked: NDArray, bounds: NDArray | None = None
+) -> NDArray[np.float64]:  # fmt: skip
+    """num_accepted [trees, N] of the positions `asked`, by a model a tree fitted on `known` [M, signals] and `lengths`
+    [trees, M]. With `bounds` (`asked` is `known`) each text's by models that were fitted on others."""
+    from sklearn.ensemble import HistGradientBoostingRegressor
+    from sklearn.model_selection import GroupKFold, cross_val_predict
+
+    model = HistGradientBoostingRegressor(max_iter=100, learning_rate=0.06, max_leaf_nodes=15, min_samples_leaf=60,
+                                          random_state=0)  # fmt: skip
+    if bounds is None or len(bounds) < 3:  # a single text must serve as both
+        return np.stack([model.fit(known, own).predict(asked) for own in lengths])
+    text = np.searchsorted(bounds, np.arange(len(known)), side="right")
+    folds = GroupKFold(min(5, len(bounds) - 1))
+    return np.stack([cross_val_predict(model, known, own, groups=text, cv=folds) for own in lengths])
+
+
+def _rates(trace: Trace, trees: list, estimates: NDArray, step_ms: NDArray) -> list[float]:
+    """Prices of time on the way to Dinkelbach's fixed point."""
+    rates = [1 / float(step_ms.min())]
+    for _ in range(12):
+        rates.append(_bank_speed(trace, trees, estimates, step_ms, rates[-1]))
+        if abs(rates[-1] - rates[-2]) < 1e-9:
+            break
+    return rates
+
+
+def _bank_speed(trace: Trace, trees: list, estimates: NDArray, step_ms: NDArray, rate: float) -> float:
+    """Replayed tokens a millisecond where each step takes the tree whose estimate is worth most at this price."""
+    choices = np.argmax(estimates - rate * step_ms[:, None], axis=0)
+    uses = np.zeros(len(trees), dtype=np.int64)
+    kernels.walk_choices(trace.lengths(trees), choices, trace.bounds, uses)
+    return (int(trace.bounds[-1]) - len(trace.prompts)) / float(uses @ step_ms)
 
 
 def signals(trace: Trace) -> NDArray[np.float64]:
@@ -59,9 +138,15 @@ def signals(trace: Trace) -> NDArray[np.float64]:
 
 def recent_hits(growth: GrowthTrace) -> NDArray[np.float64]:
     """Running share, before each position [N], of positions of its text where the first head's likeliest was right."""
-    shown, first = np.full(len(growth.depth), 0.5), growth.depth == 1
+    first = growth.depth == 1
     right = growth.on_path[np.arange(len(first)), np.argmax(np.where(first, growth.probability, -1.0), axis=1)]
-    for start, end in zip(growth.bounds[:-1], growth.bounds[1:], strict=True):
+    return recent(right, growth.bounds)
+
+
+def recent(right: NDArray[np.bool_], bounds: NDArray) -> NDArray[np.float64]:
+    """Running share of hits [N] before each position of its text, by exponential weights; a half where none is."""
+    shown = np.full(len(right), 0.5)
+    for start, end in pairwise(bounds.tolist()):
         for i in range(start + 1, end):
             shown[i] = shown[i - 1] + (right[i - 1] - shown[i - 1]) / WINDOW
     return shown

@@ -15,12 +15,13 @@ WINDOW = 8  # steps that a running mean looks back on, by exponential weights
 BINS = 10
 
 
-def step_table(trace: Trace, frame: pd.DataFrame, tree: Tree) -> pd.DataFrame:
+def step_table(trace: Trace, frame: pd.DataFrame, tree: Tree, prompt_tokens: dict[str, int]) -> pd.DataFrame:
     """A row per step of the tree's own run: `accepted`, and every signal as it stood before the step.
 
-    `frame` is the trace as stored, which `trace` was made from (it holds the target's margin too).
+    `frame` is the trace as stored, which `trace` was made from (it holds the target's margin and the heads' entropies
+    too); `prompt_tokens`: by prompt id.
     """
-    margins = frame["choice_margin"].to_numpy(float)
+    margins, of_heads = frame["choice_margin"].to_numpy(float), np.stack(frame["head_entropy"].to_list())
     accepted_at, decay = trace.accepted(tree), 1 - 1 / WINDOW
     rows = []
     for number, prompt in enumerate(trace.prompts):
@@ -37,11 +38,13 @@ def step_table(trace: Trace, frame: pd.DataFrame, tree: Tree) -> pd.DataFrame:
                     **{f"path value {d}": values[d] for d in range(len(values))},
                     **{f"head {d} top-1": values[d] / max(values[d - 1], 1e-12) for d in range(1, len(values))},
                     "entropy": prompt.entropy[i],
+                    **{f"head {d} entropy": value for d, value in enumerate(of_heads[first + i], 1)},
                     "mean entropy": entropy_sum / entropy_weight,
                     "margin": margins[first + i],
                     "last accepted": previous,
                     "mean accepted": accepted_sum / accepted_weight if accepted_weight else np.nan,
                     "position": i,
+                    "context": prompt_tokens[prompt.prompt_id] + i,
                 }
             )
             accepted_sum, accepted_weight = decay * accepted_sum + count, decay * accepted_weight + 1
