@@ -9,6 +9,7 @@ The tokens are those of plain decoding: greedy, or sampled with noise keyed by s
 ties may fall either way. Through transformers: `model.generate(ids, custom_generate=custom_generate, entmtp=lm)`.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 from pathlib import Path
@@ -28,6 +29,7 @@ from entmtp.language_model import LanguageModel, Result, Stream
 from entmtp.policy.growing import GrowingPolicy
 from entmtp.policy.schedulers import Policy
 from entmtp.session import load_fitted
+from entmtp.target import llama
 from entmtp.target.fetch import hub_snapshot, shape_name
 from entmtp.target.load import DTYPES, Target, fingerprint, load_target, wrap_model
 from entmtp.tree.defaults import DEFAULT_TREES
@@ -84,7 +86,8 @@ def load(
         if tokenizer is not None:
             raise EntmtpError(f"tokenizer= goes with a loaded model; {target} has its own")
         made = _from_files(str(target), revision, dtype or "float32", device or "cpu", forward, chat_template)
-        known, source = True, None
+        # heads of the bank's own run, and those whose card says how they were judged, are known to fit
+        known, source = heads is None or (Path(heads) / "card.json").is_file(), None
     else:
         made, known = _from_model(target, tokenizer, heads_folder, dtype, device, forward, chat_template)
         source = target
@@ -177,8 +180,13 @@ def _from_model(model, tokenizer, heads: Path | None, dtype, device, forward, ch
         identity = recorded if recorded.startswith(f"{shape}-") else shape
     if chat_template is not None:
         tokenizer.chat_template = chat_template
+    where = device or str(model.device)
+    elsewhere = (dtype, where) != (str(model.dtype).removeprefix("torch."), str(model.device))
+    if elsewhere and (forward == "generic" or not llama.supports(model.config)):
+        raise EntmtpError(f"dtype={dtype}, device={where}: the generic forward runs this model itself, which is "
+                          f"{model.dtype} on {model.device}; load it so, or give its folder")  # fmt: skip
     trained = [parameter for parameter in model.eval().parameters() if parameter.requires_grad]
-    made = wrap_model(model, tokenizer, forward, dtype, device or str(model.device), identity)
+    made = wrap_model(model, tokenizer, forward, dtype, where, identity)
     for parameter in trained:  # the generic forward freezes what it runs
         parameter.requires_grad_(True)
     return made, known
@@ -205,7 +213,11 @@ def _check_model(model) -> None:
 
 def decoding_of(max_new_tokens: int, temperature: float, seed: int, lossy: bool) -> DecodingConfig:
     """Greedy at temperature 0, exact sampling above; `lossy` asks for typical acceptance (Medusa, section 2.3.2)."""
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+    try:
+        max_new_tokens = operator.index(max_new_tokens)  # NumPy's integers too; 1.5 is none
+    except TypeError as error:
+        raise EntmtpError(f"max_new_tokens={max_new_tokens}: must be a whole number") from error
+    if max_new_tokens < 1:
         raise EntmtpError(f"max_new_tokens={max_new_tokens}: must be at least 1")
     if not isfinite(temperature) or temperature < 0:
         raise EntmtpError(f"temperature={temperature}: must be 0 (greedy) or above")
@@ -315,6 +327,9 @@ def _check_hook(lm: LanguageModel, model, input_ids: Tensor, config, model_kwarg
         raise EntmtpError("entmtp= must be what load() made of this very model: load(model, tokenizer=tokenizer, …)")
     if (config.num_beams or 1) != 1 or (config.num_return_sequences or 1) != 1:  # generate has repeated the rows by now
         raise EntmtpError("one sequence, without beams: num_beams and num_return_sequences must be 1")
+    mode = config.get_generation_mode().value
+    if mode not in ("greedy_search", "sample"):
+        raise EntmtpError(f"{mode.replace('_', ' ')} is not supported: greedy decoding and sampling are")
     if len(input_ids) != 1:
         raise EntmtpError(f"batch size 1 only, found {len(input_ids)} rows of input_ids")
     if model_kwargs.get("attention_mask") is not None or model_kwargs.get("inputs_embeds") is not None:

@@ -32,7 +32,8 @@ BESIDE = ("requirements.lock", "CITATION.cff", "LICENSE")  # of the checkout, wh
 
 def run_files(run: Path) -> list[str]:
     """Files of a run that are worth keeping, relative to it, in order."""
-    names = (path.relative_to(run).as_posix() for path in sorted(run.rglob("*")) if path.is_file())
+    found = [Path(folder) / name for folder, _, names in os.walk(run, followlinks=True) for name in names]
+    names = sorted(path.relative_to(run).as_posix() for path in found if path.is_file())
     return [name for name in names if not any(fnmatch(name, pattern) for pattern in LEFT_OUT)]
 
 

@@ -144,8 +144,14 @@ def compose(overrides: list[str]) -> Config:
         group, _, value = override.lstrip("+~").partition("=")
         if (CONF / group).is_dir() and value and "," not in value:
             check_choice(group, value)
-    plain = kept("conf", [overrides, *_sources()], lambda: to_plain(_checked(_composed(overrides))))
-    return _built(Config, plain)
+    sources = _sources()
+
+    def make() -> dict:
+        return to_plain(_checked(_composed(overrides)))
+
+    # what asks the environment (or a clock) may be another value next time
+    fixed = "${" not in "".join(overrides) and "${oc." not in "".join(text for _, text in sources[0])
+    return _built(Config, kept("conf", [overrides, *sources], make) if fixed else make())
 
 
 def _sources() -> list:
@@ -212,6 +218,21 @@ def _check_regions(distill: DistillConfig) -> None:
         )
 
 
+def _check_second_method(config: Config) -> None:
+    """What would be found only after hours of training."""
+    blocks = config.confadapt
+    for key in ("thresholds", "mask_thresholds"):
+        wrong = [value for value in getattr(blocks, key) if not 0 < value <= 1]
+        if wrong:
+            raise EntmtpError(f"config key 'confadapt.{key}': {wrong[0]} must be above 0 and at most 1")
+    wrong = [k for k in blocks.static if not 1 <= k <= blocks.k_max]
+    if wrong:
+        raise EntmtpError(f"config key 'confadapt.static': {wrong[0]} must be from 1 to confadapt.k_max={blocks.k_max}")
+    if config.distill.masks_only and config.distill.lora_rank < 1:
+        raise EntmtpError("config key 'distill.lora_rank': with distill.masks_only the weights stay, so that adapters "
+                          "of rank 1 at least are needed")  # fmt: skip
+
+
 def _named(error: OmegaConfBaseException) -> EntmtpError:
     return EntmtpError(f"config key '{getattr(error, 'full_key', None) or '?'}': {first_line(error)}")
 
@@ -276,6 +297,12 @@ def _check_values(config: Config) -> None:
         "distill.blocks": config.distill.blocks,
         "distill.batch": config.distill.batch,
         "distill.accumulate": config.distill.accumulate,
+        "distill.steps": config.distill.steps,
+        "distill.report_every": config.distill.report_every,
+        "distill.checkpoint_every": config.distill.checkpoint_every,
+        "bench.bootstrap": config.bench.bootstrap,
+        "scheduling.bank_trees": config.scheduling.bank_trees,
+        "scheduling.bank_tries": config.scheduling.bank_tries,
         "confadapt.k_max": config.confadapt.k_max,
         "confadapt.max_nodes": config.confadapt.max_nodes,
     }
@@ -286,6 +313,10 @@ def _check_values(config: Config) -> None:
         raise EntmtpError("config key 'distill.prompts' is empty: name tasks to learn from and how many prompts each, "
                           "such as +distill.prompts={gsm8k:1000}")  # fmt: skip
     _check_regions(config.distill)
+    _check_second_method(config)
+    if config.policies and "ar" not in config.policies:
+        raise EntmtpError(f"config key 'policies': {config.policies} lacks ar, plain decoding, with which every text "
+                          "and speed is compared")  # fmt: skip
     if config.policy.name == "hydra" and config.heads.arch != "hydra":
         raise EntmtpError(f"policy 'hydra' drafts with hydra heads, not {config.heads.name}: use policy=medusa")
     if config.decoding.mode != "greedy" and config.decoding.temperature <= 0:

@@ -39,6 +39,7 @@ RECORDS: dict[str, Callable[[dict, PlotConfig, Path], None]] = {
     "confadapt": make_confadapt,
 }
 PRODUCTS = ("summary.json", "tables/*", "figures/*", *(f"{name}/*" for name in RECORDS))
+SHOWN = {".md", ".csv", ".tex", ".png", ".svg"}  # what people read of these folders, beside data that it is made of
 Chosen = dict[tuple[str, str], LoggedRun]  # by job and name
 
 
@@ -174,13 +175,14 @@ def regenerate_sweep(runs: Iterable[LoggedRun], sweep: str, out: Path, plot: Plo
 
 
 def differences(out: Path, reference: Path) -> list[str]:
-    """Products in `out` that are not, byte for byte, those of the same names in `reference`."""
-    made = sorted(path for pattern in PRODUCTS for path in out.glob(pattern))
-    return [
-        str(path.relative_to(out)) for path in made
-        if not (reference / path.relative_to(out)).is_file()
-        or (reference / path.relative_to(out)).read_bytes() != path.read_bytes()
-    ]  # fmt: skip
+    """Products of either folder that are not, byte for byte, in the other."""
+    names = {path.relative_to(folder) for folder in (out, reference) for pattern in PRODUCTS
+             for path in folder.glob(pattern) if path.suffix in SHOWN or path.name == "summary.json"}  # fmt: skip
+
+    def content(folder: Path, name: Path) -> bytes | None:
+        return (folder / name).read_bytes() if (folder / name).is_file() else None
+
+    return [str(name) for name in sorted(names) if content(out, name) != content(reference, name)]
 
 
 def _fresh(out: Path) -> None:

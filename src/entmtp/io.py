@@ -1,5 +1,6 @@
 """Files between stages: written whole or not at all, read with messages that name the place of an error."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -7,7 +8,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,31 @@ def folder_atomic(folder: str | Path) -> Iterator[Path]:
     Its parent is temporary too: room for what shall not stay.
     """
     folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as work:
-        made = Path(work) / "made"
-        made.mkdir()
-        yield made
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(made, folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as work:
+            made = Path(work) / "made"
+            made.mkdir()
+            yield made
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(made, folder)
+    except (OSError, SafetensorError) as error:
+        raise EntmtpError(f"cannot write {folder}: {getattr(error, 'strerror', None) or error}") from error
+
+
+@contextmanager
+def alone(path: str | Path) -> Iterator[None]:
+    """Hold the lock file `path` while the block runs: other processes wait. A killed one holds none."""
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError as error:
+        raise EntmtpError(f"cannot write {path}: {error.strerror or error}; choose another folder") from error
+    with file:
+        with suppress(OSError):  # a file system without locks: then as if nobody else were there
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def read_safetensors(path: str | Path) -> dict[str, Any]:
@@ -152,16 +171,21 @@ def check_sha256(path: str | Path, expected: str, problem: str) -> None:
         raise EntmtpError(f"{path}: {problem}")
 
 
-def weights_digest(folder: str | Path, ends: int = 1 << 20) -> str:
-    """SHA-256 over names, sizes and both ends of the weight files: tells fine-tunes apart without reading gigabytes."""
+def weights_digest(folder: str | Path, windows: int = 512, width: int = 1 << 16) -> str:
+    """SHA-256 over names, sizes and evenly spaced parts of the weight files, both ends among them: tells fine-tunes
+    apart, of some layers only too, without reading gigabytes. Files of up to `windows` · `width` bytes (32 MiB) are
+    read whole."""
     digest = hashlib.sha256()
     for path in sorted([*Path(folder).glob("*.safetensors"), *Path(folder).glob("*.bin")]):
         size = path.stat().st_size
         digest.update(f"{path.name}:{size}".encode())
         with path.open("rb") as file:
-            digest.update(file.read(ends))
-            file.seek(max(0, size - ends))
-            digest.update(file.read(ends))
+            if size <= windows * width:
+                digest.update(file.read())
+                continue
+            for number in range(windows):
+                file.seek(number * (size - width) // (windows - 1))
+                digest.update(file.read(width))
     return digest.hexdigest()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from entmtp.config import DecodingConfig
 from entmtp.decoding.engine import Decoder, Step, check_prompt
 from entmtp.decoding.processors import Processor, checked_processors
-from entmtp.decoding.text_stream import StopStrings, TextStream
+from entmtp.decoding.text_stream import StopStrings, TextStream, special_ids
 from entmtp.errors import EntmtpError
 from entmtp.heads.drafter import Drafter
 from entmtp.policy.schedulers import Policy
@@ -82,6 +82,7 @@ class Stream:
                  lossless: str):  # fmt: skip
         self.result = Result(lossless)
         self._text, self._stops, self._stop_ids = text, stops, stop_ids
+        self._ends = special_ids(text.tokenizer, stops.strings)
         self._pieces = self._run(steps)
 
     def __iter__(self) -> Iterator[str]:
@@ -120,6 +121,9 @@ class Stream:
             visible = [token for token in tokens if token not in self._stop_ids]
             piece, stopped = self._stops.push(self._text.push(visible))
             shown += piece
+            if not stopped and self._ends.intersection(tokens):
+                rest, cut = self._stops.push(self._text.close())
+                shown, stopped = shown + rest + ("" if cut else self._stops.close()), True
             if stopped:
                 self.result.finish = "stop_string"
                 break

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from entmtp.config import Config, DecodingConfig, MtpConfig, compose
+from entmtp.config import Config, DecodingConfig, compose
 from entmtp.decoding.confadapt import BlockDecoder, BlockRule
 from entmtp.decoding.engine import Decoder
 from entmtp.decoding.lossless import SelfVerifier
@@ -169,5 +169,6 @@ def _multi_token(given: str, config: Config) -> tuple[Target, int]:
             folder = Path(config.resources) / "targets" / f"{config.target.name}-mtp-{digest}"
             if not folder.is_dir():
                 apply_adapter(base, given, folder)
-    mtp = MtpConfig(source="folder", path=str(folder))
+    mtp = replace(config.mtp, source="folder", path=str(folder))
+    mtp.chat_template = mtp.chat_template or config.target.chat_template
     return load_multi_token(mtp, folder, config.dtype, config.device, base)

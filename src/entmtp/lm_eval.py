@@ -26,12 +26,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from entmtp.decoding.text_stream import special_ids
 from entmtp.errors import EntmtpError
 from entmtp.io import write_json
 from entmtp.lm_engines import BlockEngine, TreeEngine, open_engine
@@ -152,14 +154,14 @@ class EntmtpLM(LM):
         if budget >= self.max_length:
             raise EntmtpError(f"max_gen_toks={budget} leaves no context in max_length={self.max_length}: raise it")
         ids = self._shorten(ids or [self._first_token], self.max_length - budget)
-        tokens, text = [], ""
+        tokens, text, ends = [], "", special_ids(self.tokenizer, until)
         begin = time.perf_counter()
         for step, forwards in self.engine.stream(ids, budget, temperature, repeat):
-            tokens += step
+            tokens += list(takewhile(lambda token: token not in ends, step))
             self.forwards += forwards
             text = self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
             whole = text.rstrip("\ufffd")  # what looks broken may be the first bytes of a character
-            if any(stop in whole for stop in until):
+            if ends.intersection(step) or any(stop in whole for stop in until):
                 text = whole
                 break
         self.seconds += time.perf_counter() - begin

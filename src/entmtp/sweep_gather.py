@@ -25,6 +25,12 @@ def started(folder: str | Path) -> str:
     return str(read_json(path)) if path.is_file() else ""
 
 
+def own_rows(folder: Path) -> list[Path]:
+    """Rows of the sweep in `folder`, without those of sweeps in folders below it."""
+    below = [path.parent for path in folder.rglob(STARTED) if path.parent != folder]
+    return [path for path in folder.rglob("row.json") if not any(other in path.parents for other in below)]
+
+
 class GatherRows(Callback):
     """Rows of all jobs into one Parquet, one CSV, heat maps and a closing table on stdout."""
 
@@ -32,7 +38,7 @@ class GatherRows(Callback):
         folder = Path(config.hydra.sweep.dir)
         try:
             check_multirun(OmegaConf.to_container(config.hydra, resolve=False))
-            for old in folder.rglob("row.json"):  # of an earlier sweep in the same folder
+            for old in own_rows(folder):  # of an earlier sweep in the same folder
                 old.unlink()
             write_json(folder / STARTED, datetime.now(UTC).isoformat())
         except EntmtpError as error:
@@ -77,7 +83,7 @@ def gather(folder: Path, plot: Any) -> None:
     """rows.parquet, rows.csv and figures from the row.json files below `folder`. Raises EntmtpError without any."""
     import pandas as pd
 
-    rows = sorted((read_json(path) for path in folder.rglob("row.json")), key=lambda row: row["job"])
+    rows = sorted((read_json(path) for path in own_rows(folder)), key=lambda row: row["job"])
     if not rows:
         raise EntmtpError(f"{folder}: no job of this sweep wrote a row")
     frame = pd.DataFrame(rows)

@@ -10,6 +10,8 @@ from .conftest import snakemake
     [
         ("tasks=[nosuch]", "unknown task 'nosuch'"),
         ("policies=[nosuch]", "unknown policy 'nosuch'"),
+        ("policies=[hydra,entmtp_tau]", "lacks ar, plain decoding"),
+        ("confadapt.thresholds=[0.9,1.5]", "config key 'confadapt.thresholds': 1.5 must be above 0 and at most 1"),
         ("policy.tau_onn=0.3", "policy.tau_onn"),
         ("dtype=fp8", "'fp8' is not one of float32"),
         ("results=/proc/nowhere", "results=/proc/nowhere: not a writable folder"),

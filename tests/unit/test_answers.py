@@ -31,6 +31,16 @@ from entmtp.tasks.synthetic import KINDS, generate
         ("no number here", None),
         ("", None),
         ("The answer is unknown, maybe 9", "9"),
+        ("The answer is 2 hours (1 hour = 60 minutes).", "2"),
+        ("Final answer: 18 (9 eggs x $2 = 18, 4 + 3 = 7 eggs used)", "18"),
+        ("The answer is 15 because 3 x 5 = 15, so x = 3.", "15"),
+        ("The answer is 36 = 6^2", "36"),
+        ("The answer is 6*6 = 36", "36"),
+        ("The answer is 20% of 50 = 10", "10"),
+        ("The answer is $18 - $3 = $15.", "15"),
+        ("Answer: 2x = 10", "10"),
+        ("The answer is (5)", "5"),
+        (r"The answer is \frac12", "0.5"),
     ],
 )
 def test_the_final_number(text, number):
@@ -63,6 +73,13 @@ def test_the_final_number(text, number):
         ("begins", "東京、日本", "東京", True),
         ("begins", "大阪", "東京", False),
         ("number", "She ate 3/4.", "0.75", True),
+        ("contains", "It is 1,234 km away.", "234", False),
+        ("contains", "It is 1,234 km away.", "1234", True),
+        ("contains", "It fell to -5", "5", False),
+        ("contains", "From 3-5 people", "5", True),
+        ("begins", "12.5", "12", False),
+        ("begins", "100,101,102", "100, 101", True),
+        ("sequence", "100,101,102", "100, 101, 102", True),
     ],
 )
 def test_scoring(scoring, text, answer, right):

@@ -41,6 +41,14 @@ def test_an_archive_is_the_run_with_hashes_and_where_it_comes_from(run, tmp_path
     assert [path.name for path in made.parent.iterdir()] == [made.name], "nothing half made is left"
 
 
+def test_folders_that_lie_elsewhere_are_archived_too(run, tmp_path):
+    scratch = tmp_path / "scratch"
+    (run / "trees").rename(scratch)
+    (run / "trees").symlink_to(scratch)
+    made = make_archive(run, tmp_path / "archives")
+    assert (made / "run/trees/hydra/t/bank.json").is_file() and not list(differences(made))
+
+
 def test_a_run_between_two_configurations_is_not_archived(run, tmp_path):
     timed = {"bench/t.parquet": sha256_file(run / "bench/t.parquet")}
     write_json(run / "summary.json", {"rows": [], "provenance": {**PROVENANCE, "timed_sha256": timed}})

@@ -45,7 +45,12 @@ WHOLE = PROMPT + BODY
 HEADLESS = BODY.removeprefix("    ")  # as a chat template's stripping leaves a completion
 FLAT = dedent(BODY).rstrip()
 
+DOCUMENTED = WHOLE.replace("    [2, 3]\n", "    [2, 3]\n    ```\n    halve([4, 7])\n    ```\n")
+
 RIGHT = {
+    "fences in the docstring": f"So:\n```python\n{DOCUMENTED}```\nDone",
+    "a trial of its own that fails": f"```python\n{WHOLE}\nassert halve([4, 7]) == [4, 7]\nprint(int(input()))\n```",
+    "a trial when executed": f"```python\n{WHOLE}\nif __name__ == '__main__':\n    halve(None)\n```",
     "fenced": f"```python\n{WHOLE}```",
     "fenced, prose around": f"Sure! Here is the function:\n\n```python\n{WHOLE}```\n\nIt divides each of the numbers.",
     "other fences": f"~~~py\n{WHOLE}~~~\nDone",

@@ -70,6 +70,7 @@ def test_what_the_hook_refuses(lm, model, tiny_folder, prompts):
     for inputs, options, message in [
         (ids.repeat(2, 1), {}, "batch size 1 only"),
         (ids, {"num_beams": 2}, "without beams"),
+        (ids, {"penalty_alpha": 0.6, "top_k": 4}, "contrastive search is not supported"),
         (ids, {"return_dict_in_generate": True, "output_logits": True}, "output_logits"),
         (ids, {"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidanceLogitsProcessor is not known to be a pure"),
     ]:

@@ -147,7 +147,11 @@ def test_compare_names_what_differs(world, made, tmp_path):
     shutil.copytree(world / "files", other)
     (other / "tables" / "speed.csv").write_text("task\n")
     (other / "figures" / "speedup.svg").unlink()
-    assert from_logs.differences(made, other) == ["figures/speedup.svg", "tables/speed.csv"]
+    (other / "scheduling").mkdir()
+    (other / "scheduling" / "scheduling.md").write_text("# Scheduling")  # made there, not tracked
+    (other / "scheduling" / "humaneval.json").write_text("{}")  # what that is made of
+    expected = ["figures/speedup.svg", "scheduling/scheduling.md", "tables/speed.csv"]
+    assert from_logs.differences(made, other) == expected
 
 
 def test_other_looks_change_figures_and_no_table(world, tmp_path, capsys):
@@ -168,7 +172,8 @@ def logs_copy(world: Path, tmp_path: Path) -> Path:
 
 
 def run_named(root: Path, name: str):
-    return next(run for run in offline_runs(root / "logs" / "wandb") if run.name == name)
+    """Of the pipeline's own; a sweep's job may have the same name, and runs of one second lie in any order."""
+    return next(run for run in offline_runs(root / "logs" / "wandb") if run.name == name and run.job != "sweep")
 
 
 def test_a_changed_second_is_noticed(world, tmp_path, capsys, monkeypatch):

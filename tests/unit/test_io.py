@@ -1,6 +1,10 @@
 """Files between stages: whole or not at all, journals that resume, errors that name the place."""
 
 import json
+import os
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -122,3 +126,47 @@ def test_a_folder_stays_until_its_successor_is_whole(tmp_path):
         (made / "new").write_text("y")
         raise KeyError
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["m", "old"]
+
+
+def test_an_unwritable_place_for_a_folder_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(EntmtpError, match=r"cannot write .*file/target"),
+        io.folder_atomic(tmp_path / "file" / "target"),
+    ):
+        pass
+    with pytest.raises(EntmtpError, match=r"cannot write .*target: No space"), io.folder_atomic(tmp_path / "target"):
+        raise OSError(28, "No space left on device")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+def test_processes_wait_for_one_another(tmp_path):
+    """The second holder begins when the first one ends; a place that cannot be written is said."""
+    code = ("import sys; from entmtp.io import alone\n"
+            "with alone(sys.argv[1]): print('in', flush=True); sys.stdin.read()")  # fmt: skip
+    lock = tmp_path / "new" / ".lock"
+    first = subprocess.Popen([sys.executable, "-c", code, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert first.stdout.readline() == b"in\n"
+    second = subprocess.Popen([sys.executable, "-c", code, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    os.set_blocking(second.stdout.fileno(), False)
+    time.sleep(1.5)
+    assert not second.stdout.read()
+    first.communicate()
+    os.set_blocking(second.stdout.fileno(), True)
+    assert second.stdout.readline() == b"in\n"
+    second.communicate()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EntmtpError, match=r"\.lock.*choose another folder"), io.alone(tmp_path / "file" / ".lock"):
+        pass
+
+
+@pytest.mark.parametrize("size", [1000, 40 << 20])
+def test_another_middle_of_the_weights_is_another_model(tmp_path, size):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(size))
+    before = io.weights_digest(tmp_path)
+    assert io.weights_digest(tmp_path) == before
+    with path.open("r+b") as file:  # a layer's worth, far from both ends
+        file.seek(size // 2)
+        file.write(b"x" * max(1, size // 40))
+    assert io.weights_digest(tmp_path) != before

@@ -56,6 +56,12 @@ def test_the_oldest_are_dropped(folder, monkeypatch):
     assert sorted(int(path.read_text()) for path in (folder / "k").iterdir()) == [3, 4, 5]
 
 
+def test_what_asks_the_environment_is_asked_every_time(folder, monkeypatch):
+    for place in ("/scratch/first", "/scratch/second"):
+        monkeypatch.setenv("MY_SCRATCH", place)
+        assert compose(["results=${oc.env:MY_SCRATCH}/r"]).results == f"{place}/r"
+
+
 def test_a_configuration_is_composed_again_when_a_file_or_an_override_changes(folder, tmp_path, monkeypatch):
     copy = tmp_path / "conf"
     shutil.copytree(CONF, copy)

@@ -173,6 +173,26 @@ def test_a_stop_string_cuts_at_the_same_token_whatever_was_committed_together(
     assert cut_in_step > 2
 
 
+def test_a_special_token_as_stop_string_ends_the_text(tiny, oracle, prompts):
+    """Decoded text leaves special tokens out, so that no text would ever hold the string."""
+    ids = prompts[2]
+
+    def forced(input_ids, scores):
+        if input_ids.shape[1] == len(ids) + 6:
+            scores = torch.full_like(scores, -torch.inf)
+            scores[:, 1] = 0.0
+        return scores
+
+    plain = LanguageModel(tiny, None, Policy("ar", [Tree(())]))
+    options = {"max_new_tokens": 20, "processors": [stateless(forced)]}
+    free = generate(plain, ids, **options)
+    assert free.tokens[6] == 1 and len(free.tokens) > 7
+    for lm in (plain, knowing(tiny, oracle, ids, free.tokens)):
+        made = generate(lm, ids, stop=["nowhere", "<|im_start|>"], **options)
+        assert made.tokens == free.tokens[:7] and made.finish == "stop_string"
+        assert made.text == tiny.tokenizer.decode(free.tokens[:6])
+
+
 def test_stop_tokens_end_the_text_and_are_not_shown(tiny, oracle, prompts, greedy_texts):
     ids, text = prompts[3], greedy_texts[3]
     for place in (0, 1, 7):
@@ -234,6 +254,24 @@ def test_heads_for_weights_without_files_are_judged_by_what_they_accept(model, t
     other = type(model)(changed(model.config, hidden_size=24, head_dim=4))
     with pytest.raises(EntmtpError, match="heads for hidden size 48"):
         load(other, tmp_path / "heads", tokenizer=tokenizer, policy="chain_4")
+
+
+def test_heads_without_a_card_are_judged_by_what_they_accept(tiny_folder, tiny_heads, tmp_path, capsys):
+    """Converted heads say that they are this target's; whether they were trained for these weights nobody knows."""
+    save_heads(tiny_heads["hydra"], tmp_path / "heads")
+    load(str(tiny_folder), tmp_path / "heads", policy="chain_4")
+    assert "drafted tokens a step" in capsys.readouterr().err
+    (tmp_path / "heads" / "card.json").write_text("{}")
+    load(str(tiny_folder), tmp_path / "heads", policy="chain_4")
+    assert "drafted tokens a step" not in capsys.readouterr().err
+
+
+def test_a_model_that_runs_itself_is_not_changed_by_loading(model, tokenizer):
+    with pytest.raises(EntmtpError, match=r"dtype=bfloat16.*the generic forward runs this model itself"):
+        load(model, tokenizer=tokenizer, policy="ar", forward="generic", dtype="bfloat16")
+    assert model.dtype == torch.float32
+    load(model, tokenizer=tokenizer, policy="ar", dtype="bfloat16")  # matrices packed anew
+    assert model.dtype == torch.float32
 
 
 def changed(config, **changes):

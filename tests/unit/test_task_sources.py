@@ -69,6 +69,8 @@ def test_file_keeps_whole_chats_ids_and_answers(tmp_path):
         ({"question": "q"}, r"line 3: no key 'messages' or 'turns' or 'prompt', only question \(task.column"),
         ({"prompt": " "}, "line 3: key 'prompt' is empty"),
         ({"prompt": "a\ud83d"}, "line 3: key 'prompt' is not valid Unicode .*character 1"),
+        ({"prompt": "a", "id": "\ud800"}, "line 3: key 'id' is not valid Unicode"),
+        ({"prompt": "a", "answer": "\ud83d"}, "line 3: key 'answer' is not valid Unicode"),
         ({"prompt": 3}, "line 3: key 'prompt' must be a string or a non-empty list of turns, found 3"),
         ({"turns": []}, "line 3: key 'turns' must be"),
         ({"turns": [{"role": "assistant", "content": "a"}]}, "line 3: key 'turns' holds no turn of user or human"),
@@ -85,6 +87,11 @@ def test_file_errors_name_the_line(tmp_path, line, message):
     with pytest.raises(EntmtpError, match=message) as caught:
         load(file_task(tmp_path / "p.jsonl", {"prompt": "fine"}, "", line))
     assert "p.jsonl" in str(caught.value)
+
+
+def test_null_is_no_value(tmp_path):
+    rows = load(file_task(tmp_path / "p.jsonl", *[{"id": None, "prompt": "a", "answer": None}] * 2))
+    assert [row["id"] for row in rows] == ["mine/1", "mine/2"] and not any("answer" in row for row in rows)
 
 
 def test_file_with_a_missing_column_nothing_in_it_or_not_there(tmp_path):

@@ -10,8 +10,10 @@ from entmtp import LanguageModel, generate
 from entmtp.calibration.latency import forward_table
 from entmtp.config import LatencyConfig
 from entmtp.decoding.confadapt import BlockDecoder, BlockRule
+from entmtp.decoding.lossless import DraftedVerifier, SelfVerifier
 from entmtp.errors import EntmtpError
 from entmtp.heads.text import batch_decoder
+from entmtp.policy.blocks import FixedBlocks
 from entmtp.policy.schedulers import Policy
 from entmtp.target.fetch import model_fingerprint
 from entmtp.target.load import wrap_model
@@ -88,6 +90,34 @@ def test_half_precision_that_overflows_after_the_prompt_is_said(tiny, drafters, 
     monkeypatch.setattr(tiny.model, "logits", overflowing)
     with pytest.raises(EntmtpError, match=r"not numbers \(NaN\)"):
         generate(lm, ids, max_new_tokens=20)
+
+
+def test_typical_acceptance_that_overflows_after_the_prompt_is_said(tiny, drafters, monkeypatch):
+    lm, real, asked = LanguageModel(tiny, drafters["hydra"], Policy("one", [Tree.of([(0,)])])), tiny.model.logits, []
+
+    def overflowing(hidden):
+        asked.append(len(hidden))
+        return real(hidden) * (float("nan") if len(asked) > 2 else 1.0)
+
+    monkeypatch.setattr(tiny.model, "logits", overflowing)
+    with pytest.raises(EntmtpError, match=r"not numbers \(NaN\)"):
+        generate(lm, lm.encode("Hi"), max_new_tokens=20, temperature=0.8, lossy=True)
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.parametrize("verifier", ["self", "draft"])
+def test_verified_blocks_that_overflow_are_said(tiny, monkeypatch, verifier, after):
+    drafter = BlockDecoder(tiny, 250, 96, 250)
+    decoder = SelfVerifier(tiny, 250, 96, 24) if verifier == "self" else DraftedVerifier(tiny, drafter, 96, 24)
+    real, asked = tiny.model.logits, []
+
+    def overflowing(hidden):
+        asked.append(len(hidden))
+        return real(hidden) * (float("nan") if len(asked) > after else 1.0)
+
+    monkeypatch.setattr(tiny.model, "logits", overflowing)
+    with pytest.raises(EntmtpError, match=r"not numbers \(NaN\)"):
+        decoder.generate([5, 6, 7], FixedBlocks(4), 20)
 
 
 def test_blocks_that_overflow_are_said(tiny, monkeypatch):

@@ -15,7 +15,7 @@ from entmtp.config import DecodingConfig
 from entmtp.decoding.on_device import DeviceLoop
 from entmtp.decoding.plain import plain_tokens
 from entmtp.decoding.processors import ProcessedChooser, Processor
-from entmtp.decoding.sampling import Choices, Chooser, GumbelNoise
+from entmtp.decoding.sampling import Choices, Chooser, GumbelNoise, refuse_nan
 from entmtp.decoding.steps import Generation, Round, Step, decode_steps
 from entmtp.decoding.verify import accept_exact, accept_typical
 from entmtp.errors import EntmtpError
@@ -255,7 +255,9 @@ class Decoder:
         """Nodes to commit, root first, and the next root."""
         if decoding.mode == "typical":
             nodes = accept_typical(tree.tree, tokens, logits, decoding.temperature, decoding.epsilon, decoding.alpha)
-            return nodes, int(logits[nodes[-1]].argmax())  # Medusa: the root itself is greedy
+            root = int(logits[nodes[-1]].argmax())  # Medusa: the root itself is greedy
+            refuse_nan(logits[nodes[-1] :], root)
+            return nodes, root
         positions = [self.cache.length + depth + 1 for depth in tree.tree.depths]
         # one by one where a look at the logits is cheap, all at once where it means to wait for a device
         on_cpu = logits.device.type == "cpu"

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from entmtp.decoding.confadapt import BlockDecoder, check_room, timed
+from entmtp.decoding.sampling import refuse_nan
 from entmtp.decoding.steps import Generation, Step, cut
 from entmtp.decoding.verify import accept_exact
 from entmtp.errors import EntmtpError
@@ -132,6 +133,8 @@ class SelfVerifier(BlockDecoder):
         scores = self.scores(self.verifier.logits(shape, tokens))
         choices = scores.argmax(dim=-1).tolist()  # never the mask: no mask is ever accepted
         accepted = accept_exact(shape, tokens, choices)
+        for node in accepted:
+            refuse_nan(scores[node:], choices[node])
         self.cache.commit(accepted)  # a prefix of the rows: nothing moves, the masks' keys and values are overwritten
         rows = groups[len(accepted) - 1]
         confidence = scores[rows.start : rows.stop].softmax(dim=-1).amax(dim=-1).tolist()
@@ -163,7 +166,9 @@ class DraftedVerifier:
         policy.reset()
         begin = time.perf_counter()
         hidden = self.target.prefill(prompt, self.cache)
-        block = self.target.model.logits(hidden[-1:]).argmax(dim=-1).tolist()
+        logits = self.target.model.logits(hidden[-1:])
+        block = logits.argmax(dim=-1).tolist()
+        refuse_nan(logits, block[0])
         unread, nodes, sure, planning, forwards, count = list(prompt), 0, [], 0.0, 0, 0
         while True:
             block = cut(block, self.target.stop_ids, max_new_tokens - count)
@@ -189,8 +194,11 @@ class DraftedVerifier:
         """Commit the root and the drafts that are the target's own choices; these drafts and the choice after them."""
         shape, _ = block_tree(BlockPlan(len(drafts), [0] * (len(drafts) + 1)))
         tokens = [root, *drafts]
-        choices = self.verifier.logits(shape, tokens).argmax(dim=-1).tolist()
+        logits = self.verifier.logits(shape, tokens)
+        choices = logits.argmax(dim=-1).tolist()
         accepted = accept_exact(shape, tokens, choices)
+        for node in accepted:
+            refuse_nan(logits[node:], choices[node])
         self.cache.commit(accepted)
         return [*tokens[1 : len(accepted)], choices[accepted[-1]]]
 

@@ -33,6 +33,14 @@ class TextStream:
         return new
 
 
+def special_ids(tokenizer: Any, strings: Iterable[str]) -> set[int]:
+    """Ids of the special tokens among `strings`: decoded text leaves them out, so that they are looked for by id."""
+    special = set(tokenizer.all_special_tokens) | {
+        str(token) for token in tokenizer.added_tokens_decoder.values() if token.special
+    }
+    return {tokenizer.convert_tokens_to_ids(string) for string in strings if string in special}
+
+
 class StopStrings:
     """Cuts a text before the first stop string, wherever its pieces are divided.
 

@@ -23,10 +23,13 @@ MARK = re.compile(r"####|answer\s*(?:is|:|=)|\\boxed\s*(?=\{)", re.IGNORECASE)
 LATEX = [
     (re.compile(r"(\d)\s*\\[dt]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}"), r"\1 \2/\3"),  # a mixed number
     (re.compile(r"\\[dt]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}"), r"\1/\2"),
+    (re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)"), r"\1/\2"),  # of two digits, without braces
     (re.compile(r"\\!|\\(?=[$%])"), ""),
     (re.compile(r"(?<=\d)(?:\{,\}|\\,)(?=\d{3})"), ","),  # thousands
 ]
 LONGEST = 300  # digits: more is no answer, and slow to compare
+WORKING = re.compile(r"\(|\b(?:because|since|as|so)\b", re.IGNORECASE)
+OPERATION = re.compile(r"\d\s*[-+*/×÷^%]|\d[A-Za-z]|[A-Za-z_]\d|[-+*/×÷^]\s*\w*\s*$|\b[a-z]\b")  # 3 x, 2y, 4 +
 REACH = 500  # characters after a mark that are looked at
 
 
@@ -50,7 +53,8 @@ def final_number(text: str) -> str | None:
 def _said_after(text: str, mark: re.Match) -> str:
     """A box's content; else the rest of the mark's sentence, or the next line if that is but a number.
 
-    What comes before a last '=' is working.
+    What comes before a last '=' is working, unless it is a number alone (36 = 6^2); so is what stands in parentheses
+    or after a reason's first word.
     """
     rest = text[mark.end() : mark.end() + REACH]
     if mark.group().lower().startswith("\\boxed"):
@@ -61,6 +65,11 @@ def _said_after(text: str, mark: re.Match) -> str:
             said = next((line for line in below.split("\n") if re.search(r"\w", line)), "")
             said = "" if re.search(r"[A-Za-z]", said) else said
         said = re.split(r"[.;!?](?:\s|$)", said, maxsplit=1)[0]
+        before = WORKING.split(said, maxsplit=1)[0]
+        said = before if NUMBER.search(before) and not re.search(r"[-+*/×÷^=]\s*$", before) else said
+    first, _, _ = said.partition("=")
+    if len(NUMBER.findall(first)) == 1 and not OPERATION.search(first):
+        return first
     return said.rsplit("=", 1)[-1] if NUMBER.search(said.rsplit("=", 1)[-1]) else said
 
 
@@ -100,9 +109,13 @@ def _decimal(value: Fraction) -> str:
     return sign + (f"{digits[:-places]}.{digits[-places:]}" if places else digits)
 
 
-def words_of(text: str) -> list[str]:
-    """Words of any script, and numbers, whatever stands between them."""
-    return re.findall(r"[^\W\d_]+|\d+", text.casefold())
+def words_of(text: str, digits: bool = False) -> list[str]:
+    """Words of any script, and numbers with their sign, thousands and decimals, whatever stands between them. With
+    `digits` runs of digits alone: 100,101,102 are three numbers."""
+    if digits:
+        return re.findall(r"[^\W\d_]+|\d+", text.casefold())
+    found = re.findall(rf"[^\W\d_]+|(?:{SIGN})?(?:{WHOLE})(?:\.\d+)?", text.casefold())
+    return [word.replace(",", "").replace("–", "-").replace("−", "-") for word in found]
 
 
 def correct(scoring: str, text: str, answer: "str | Problem") -> bool:
@@ -114,8 +127,13 @@ def correct(scoring: str, text: str, answer: "str | Problem") -> bool:
         if right is None:
             raise EntmtpError(f"task.scoring=number: the answer {answer!r:.60} has no number")
         return found == right
-    said, wanted = words_of(text), [] if scoring == "code" else words_of(answer)
-    if not wanted and scoring != "code":
+    if scoring == "code":
+        from entmtp.evaluation.code import verdict
+
+        return verdict(text, answer).passed
+    digits = len(re.findall(r"\d+", answer)) > 1  # a list of numbers, whose commas part them
+    said, wanted = words_of(text, digits), words_of(answer, digits)
+    if not wanted:
         raise EntmtpError(f"task.scoring={scoring}: the answer {answer!r:.60} has no word and no number")
     if scoring == "begins":
         return said[: len(wanted)] == wanted
@@ -125,8 +143,4 @@ def correct(scoring: str, text: str, answer: "str | Problem") -> bool:
             return bool(starts)
         # a phrase said too often is wrong: the answer fits in at several places that overlap
         return any(not any(0 < abs(i - other) < len(wanted) for other in starts) for i in starts)
-    if scoring == "code":
-        from entmtp.evaluation.code import verdict
-
-        return verdict(text, answer).passed
     raise EntmtpError(f"task.scoring={scoring}: choose one of number, begins, contains, sequence, code")

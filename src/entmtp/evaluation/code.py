@@ -17,6 +17,11 @@ from entmtp.errors import EntmtpError
 from entmtp.evaluation.sandbox import Outcome, run
 from entmtp.tasks.sources import humaneval_problems
 
+# a block up to the fence that stands alone at the opening one's margin: a docstring within may hold fences of its own
+MARGINED = re.compile(
+    r"^(?P<margin>[ \t]*)(?P<fence>```|~~~)[^\n`]*\n(?P<code>.*?)^(?P=margin)(?P=fence)[ \t]*$",
+    re.DOTALL | re.MULTILINE,
+)
 FENCED = re.compile(r"(?:```|~~~)[^\n`]*\n(.*?)(?:```|~~~|\Z)", re.DOTALL)
 FENCE = re.compile(r"```|~~~")
 BEGINNING = re.compile(r"(?:import|def|async def|class) +\w|from +\S+ +import\b|@\w")
@@ -72,6 +77,10 @@ def program(answer: str, problem: Problem) -> list[str]:
 
 def _pieces(answer: str) -> Iterator[tuple[str, bool]]:
     """What may hold the program, and whether fences mark it as code: blocks, then the text before the first fence."""
+    for block in MARGINED.finditer(answer):
+        code = dedent(block.group("code"))
+        if FENCE.search(code) and _parsed(code):
+            yield code, True
     for block in FENCED.finditer(answer):
         yield dedent(block.group(1)), True
     yield FENCE.split(answer, maxsplit=1)[0], False
@@ -93,9 +102,25 @@ def _whole(piece: str, name: str, fenced: bool) -> str | None:
         for end in ends:
             for stop in range(end, at, -1):
                 code = "\n".join(lines[start:stop])
-                if _defines(_parsed(code), name):
-                    return code
+                tree = _parsed(code)
+                if _defines(tree, name):
+                    return _without_trials(code, tree, name)
     return None
+
+
+def _without_trials(code: str, tree: ast.Module, name: str) -> str:
+    """The code without the statements behind the function that only try it out: what they print, ask for or assert is
+    the model's own, not the problem's test."""
+    at = next(place for place, node in enumerate(tree.body) if _defines(ast.Module([node], []), name))
+    kept = [node for place, node in enumerate(tree.body) if place <= at or not _tries(node, name)]
+    return code if len(kept) == len(tree.body) else ast.unparse(ast.Module(kept, []))
+
+
+def _tries(node: ast.stmt, name: str) -> bool:
+    """Calls of print or of the function, assertions, what is for a program that is executed alone."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        return isinstance(node.value.func, ast.Name) and node.value.func.id in ("print", name)
+    return isinstance(node, ast.Assert) or (isinstance(node, ast.If) and "__name__" in ast.dump(node.test))
 
 
 def _end_of_code(lines: list[str], at: int) -> int:

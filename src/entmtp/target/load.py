@@ -1,6 +1,5 @@
 """A loaded target: tokenizer, stop ids, forward (fused or generic) and its cache, behind one interface."""
 
-import json
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from entmtp.config import TargetConfig
 from entmtp.errors import EntmtpError, first_line
-from entmtp.io import weights_digest
+from entmtp.io import read_json, weights_digest
 from entmtp.target import llama
 from entmtp.target.cache import KVCache
 from entmtp.target.fetch import model_fingerprint
@@ -235,5 +234,8 @@ def stop_ids(model, tokenizer) -> set[int]:
 def fingerprint(folder: Path) -> str:
     """The model's shape and an identity of its weights: the pinned hash they came from, or a digest of their files."""
     marker = folder / "entmtp.json"
-    pinned = json.loads(marker.read_text()).get("sha256") if marker.is_file() else None
+    made = read_json(marker) if marker.is_file() else {}
+    if not isinstance(made, dict):
+        raise EntmtpError(f"{marker}: not what entmtp wrote; remove the folder {folder}, it is made again")
+    pinned = made.get("sha256")
     return f"{model_fingerprint(folder)}-{(pinned or weights_digest(folder))[:12]}"

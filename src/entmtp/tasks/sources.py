@@ -234,11 +234,18 @@ def row_of_line(config: TaskConfig, path: Path, number: int, row: dict) -> dict 
         raise EntmtpError(f"{where}: no key {wanted}, only {', '.join(row) or 'no keys'}{hint}")
     place = f"{where}: key '{key}'"
     messages = check_messages(row[key], place) if key == "messages" else _wrap(config, _first_turn(row[key], place))
-    answer = {"answer": str(row["answer"])} if "answer" in row else {}
+    answer = _texts_of(row, ["answer"], where)
     # Spec-Bench's and MT-bench's questions: their own scripts group by category
-    category = {"category": str(row["category"])} if "question_id" in row and "category" in row else {}
-    prompt_id = str(row.get("id", row.get("question_id", f"{config.name}/{number}")))
+    category = _texts_of(row, ["category"], where) if "question_id" in row else {}
+    named = _texts_of(row, ["id", "question_id"], where)
+    prompt_id = next(iter(named.values()), f"{config.name}/{number}")
     return {"id": prompt_id, "messages": messages, **answer, **category}
+
+
+def _texts_of(row: dict, keys: list[str], where: str) -> dict[str, str]:
+    """The values of those keys that the row has, as text; null is none."""
+    found = {key: row[key] for key in keys if row.get(key) is not None}
+    return {key: check_text(str(value), f"{where}: key '{key}'") for key, value in found.items()}
 
 
 def _chosen(config: TaskConfig, row: dict, where: str) -> bool:
