@@ -181,7 +181,9 @@ def _from_model(model, tokenizer, heads: Path | None, dtype, device, forward, ch
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     where = device or str(model.device)
-    elsewhere = (dtype, where) != (str(model.dtype).removeprefix("torch."), str(model.device))
+    here, asked = torch.device(model.device), torch.device(where)
+    same = here.type == asked.type and asked.index in (None, here.index)
+    elsewhere = not same or dtype != str(model.dtype).removeprefix("torch.")
     if elsewhere and (forward == "generic" or not llama.supports(model.config)):
         raise EntmtpError(f"dtype={dtype}, device={where}: the generic forward runs this model itself, which is "
                           f"{model.dtype} on {model.device}; load it so, or give its folder")  # fmt: skip

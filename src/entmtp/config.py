@@ -150,7 +150,8 @@ def compose(overrides: list[str]) -> Config:
         return to_plain(_checked(_composed(overrides)))
 
     # what asks the environment (or a clock) may be another value next time
-    fixed = "${" not in "".join(overrides) and "${oc." not in "".join(text for _, text in sources[0])
+    asked = [*overrides, *(text for name, text in sources[0] if name.endswith(".yaml"))]
+    fixed = not any("${oc." in text for text in asked)
     return _built(Config, kept("conf", [overrides, *sources], make) if fixed else make())
 
 

@@ -175,8 +175,10 @@ def regenerate_sweep(runs: Iterable[LoggedRun], sweep: str, out: Path, plot: Plo
 
 
 def differences(out: Path, reference: Path) -> list[str]:
-    """Products of either folder that are not, byte for byte, in the other."""
-    names = {path.relative_to(folder) for folder in (out, reference) for pattern in PRODUCTS
+    """Products of either folder that are not, byte for byte, in the other. Of runs without a bench of draft trees the
+    logs hold records alone: then only those are looked at."""
+    patterns = PRODUCTS if (out / "summary.json").is_file() else [f"{name}/*" for name in RECORDS]
+    names = {path.relative_to(folder) for folder in (out, reference) for pattern in patterns
              for path in folder.glob(pattern) if path.suffix in SHOWN or path.name == "summary.json"}  # fmt: skip
 
     def content(folder: Path, name: Path) -> bytes | None:

@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +51,14 @@ def folder_atomic(folder: str | Path) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(made, folder)
     except (OSError, SafetensorError) as error:
-        raise EntmtpError(f"cannot write {folder}: {getattr(error, 'strerror', None) or error}") from error
+        inside = f" ({error.filename})" if getattr(error, "filename", None) else ""
+        raise EntmtpError(f"cannot write {folder}: {getattr(error, 'strerror', None) or error}{inside}") from error
 
 
 @contextmanager
-def alone(path: str | Path) -> Iterator[None]:
-    """Hold the lock file `path` while the block runs: other processes wait. A killed one holds none."""
+def alone(path: str | Path) -> Iterator[bool]:
+    """Hold the lock file `path` while the block runs: other processes wait. A killed one holds none. Yields False on a
+    file system without locks, where nobody waits."""
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,9 +66,12 @@ def alone(path: str | Path) -> Iterator[None]:
     except OSError as error:
         raise EntmtpError(f"cannot write {path}: {error.strerror or error}; choose another folder") from error
     with file:
-        with suppress(OSError):  # a file system without locks: then as if nobody else were there
+        try:
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+            held = True
+        except OSError:
+            held = False
+        yield held
 
 
 def read_safetensors(path: str | Path) -> dict[str, Any]:

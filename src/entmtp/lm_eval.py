@@ -165,7 +165,7 @@ class EntmtpLM(LM):
                 text = whole
                 break
         self.seconds += time.perf_counter() - begin
-        self.tokens += len(tokens)
+        self.tokens += len(tokens) + bool(ends.intersection(step))  # the stop token was decoded too
         return text[: min((text.find(stop) for stop in until if stop in text), default=len(text))]
 
     @torch.inference_mode()

@@ -56,6 +56,12 @@ def test_the_oldest_are_dropped(folder, monkeypatch):
     assert sorted(int(path.read_text()) for path in (folder / "k").iterdir()) == [3, 4, 5]
 
 
+def test_a_second_composition_asks_nobody(folder, monkeypatch):
+    first = compose(["policy=ar"])
+    monkeypatch.setattr(config, "_composed", None)
+    assert compose(["policy=ar"]) == first
+
+
 def test_what_asks_the_environment_is_asked_every_time(folder, monkeypatch):
     for place in ("/scratch/first", "/scratch/second"):
         monkeypatch.setenv("MY_SCRATCH", place)

@@ -31,6 +31,9 @@ def test_a_table_of_several_contexts_is_read_on_the_line_between_them():
     assert table.at(200).forward_ms == table.forward_ms == [8.5, 11.5]
     assert table.at(500).forward_ms == [10.0, 16.0]  # the line goes on
     assert table.at(0).forward_ms == [7.5, 8.5]
+    noisy = replace(table, by_context=[[8.0, 10.0], [7.9, 13.0]])
+    assert noisy.at(900).forward_ms == [7.9, 13.0 + 3 * 3.0]  # noise makes no long context cheaper
+    assert noisy.mean_context == 200
     assert table.at(300).plain_ms == 9.0 + 0.5 and table.at(200).plain_ms == table.plain_ms
     four = Tree.of([(0,), (1,), (2,), (3,)])
     assert table.at(300).step(four) - table.at(100).step(four) == pytest.approx(3.0)

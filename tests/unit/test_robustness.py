@@ -302,11 +302,12 @@ def test_an_interrupted_download_or_conversion_is_not_taken_for_a_model(tmp_path
     folder = tmp_path / "tiny"
     folder.mkdir()
     (folder / "config.json").write_text("{}")  # a conversion that was killed: no sentinel
-    left = tmp_path / ".tiny.x7" / "made"  # and what it was working in
+    (tmp_path / ".tiny.1.abcdefgh").mkdir()  # of another target, tiny.1
+    left = tmp_path / ".tiny.x7_kd02m" / "made"  # and what it was working in
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(bytes(1000))
     assert fetch_target(TINY, folder) == folder
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".tiny.lock", "tiny"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".tiny.1.abcdefgh", ".tiny.lock", "tiny"]
     assert load_target(TINY, folder, "float32").vocab_size == 259
 
 

@@ -17,11 +17,16 @@ def _on_line(x: float, known: list[int], ms: list[float]) -> float:
 
 
 def _at_context(context: float, contexts: list[int], ms: np.ndarray) -> list[float]:
-    """`ms` [contexts, sizes] on the line through its two nearest contexts (attention's time is linear in them)."""
+    """`ms` [contexts, sizes] on the line through its two nearest contexts (attention's time is linear in them). Beyond
+    the measured ones no size becomes cheaper with a longer context: that would be the two medians' noise."""
     place = int(np.clip(np.searchsorted(contexts, context), 1, len(contexts) - 1))
     low, high = contexts[place - 1], contexts[place]
-    weight = (context - low) / (high - low)
-    return np.maximum(ms[place - 1] + weight * (ms[place] - ms[place - 1]), 1e-6).tolist()
+    weight, rise = (context - low) / (high - low), ms[place] - ms[place - 1]
+    if weight > 1:
+        return (ms[place] + (weight - 1) * np.maximum(rise, 0.0)).tolist()
+    if weight < 0:
+        return np.maximum(ms[place - 1] + weight * np.maximum(rise, 0.0), 0.5 * ms[place - 1]).tolist()
+    return (ms[place - 1] + weight * rise).tolist()
 
 
 @dataclass
@@ -40,6 +45,11 @@ class LatencyTable:
     grow_ms: float = 0.0  # and one that grows its trees
     contexts: list[int] = field(default_factory=list)
     by_context: list[list[float]] = field(default_factory=list)  # forward_ms of each of them
+
+    @property
+    def mean_context(self) -> float | None:
+        """Where the table itself is, of several contexts."""
+        return float(np.mean(self.contexts)) if self.contexts else None
 
     def at(self, context: float) -> "LatencyTable":
         """The table for steps after `context` tokens; this very one where a single context was measured."""

@@ -28,8 +28,10 @@ LATEX = [
     (re.compile(r"(?<=\d)(?:\{,\}|\\,)(?=\d{3})"), ","),  # thousands
 ]
 LONGEST = 300  # digits: more is no answer, and slow to compare
-WORKING = re.compile(r"\(|\b(?:because|since|as|so)\b", re.IGNORECASE)
-OPERATION = re.compile(r"\d\s*[-+*/×÷^%]|\d[A-Za-z]|[A-Za-z_]\d|[-+*/×÷^]\s*\w*\s*$|\b[a-z]\b")  # 3 x, 2y, 4 +
+WORKING = re.compile(r"\b(?:because|since|as|so)\b", re.IGNORECASE)
+ASIDE = re.compile(r"\([^()]*(?:\)|$)")
+# a number with its unit, of which nothing is computed: 18, $2, 12 eggs, "he has 5 apples left"
+STANDS_ALONE = re.compile(rf"[^\d=+*/×÷^\\]*(?:{NUMBER.pattern})(?:\s+[^\W\d]+\b)*\s*[,$%]?\s*", re.ASCII)
 REACH = 500  # characters after a mark that are looked at
 
 
@@ -53,8 +55,8 @@ def final_number(text: str) -> str | None:
 def _said_after(text: str, mark: re.Match) -> str:
     """A box's content; else the rest of the mark's sentence, or the next line if that is but a number.
 
-    What comes before a last '=' is working, unless it is a number alone (36 = 6^2); so is what stands in parentheses
-    or after a reason's first word.
+    What comes before a last '=' is working, unless it is a number alone (36 = 6^2). So is what stands in parentheses,
+    or after a reason's first word, behind a number of which nothing is computed.
     """
     rest = text[mark.end() : mark.end() + REACH]
     if mark.group().lower().startswith("\\boxed"):
@@ -66,9 +68,11 @@ def _said_after(text: str, mark: re.Match) -> str:
             said = "" if re.search(r"[A-Za-z]", said) else said
         said = re.split(r"[.;!?](?:\s|$)", said, maxsplit=1)[0]
         before = WORKING.split(said, maxsplit=1)[0]
-        said = before if NUMBER.search(before) and not re.search(r"[-+*/×÷^=]\s*$", before) else said
+        said = before if STANDS_ALONE.fullmatch(before) else said
+        bare = ASIDE.sub(" ", said)
+        said = bare if "=" not in bare and NUMBER.search(bare) else said
     first, _, _ = said.partition("=")
-    if len(NUMBER.findall(first)) == 1 and not OPERATION.search(first):
+    if NUMBER.fullmatch(first.strip(" $*:")):
         return first
     return said.rsplit("=", 1)[-1] if NUMBER.search(said.rsplit("=", 1)[-1]) else said
 
@@ -115,7 +119,7 @@ def words_of(text: str, digits: bool = False) -> list[str]:
     if digits:
         return re.findall(r"[^\W\d_]+|\d+", text.casefold())
     found = re.findall(rf"[^\W\d_]+|(?:{SIGN})?(?:{WHOLE})(?:\.\d+)?", text.casefold())
-    return [word.replace(",", "").replace("–", "-").replace("−", "-") for word in found]
+    return [re.sub(r"\.0+$", "", word.replace(",", "").replace("–", "-")) for word in found]
 
 
 def correct(scoring: str, text: str, answer: "str | Problem") -> bool:
@@ -131,7 +135,7 @@ def correct(scoring: str, text: str, answer: "str | Problem") -> bool:
         from entmtp.evaluation.code import verdict
 
         return verdict(text, answer).passed
-    digits = len(re.findall(r"\d+", answer)) > 1  # a list of numbers, whose commas part them
+    digits = sum(word[-1].isdigit() for word in words_of(answer)) > 1  # a list of numbers, whose commas part them
     said, wanted = words_of(text, digits), words_of(answer, digits)
     if not wanted:
         raise EntmtpError(f"task.scoring={scoring}: the answer {answer!r:.60} has no word and no number")

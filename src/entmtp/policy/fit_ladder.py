@@ -4,6 +4,8 @@ Which positions steps start at depends on the thresholds, so a sum over all posi
 (docs/theory.md). Such a sum only gives the search its start; every candidate is judged by its own run.
 """
 
+from itertools import combinations
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,8 +21,8 @@ def fit_ladder(
 
     `lengths` [trees, N]: num_accepted of each tree at every position; `values` [N]: the signal; `step_ms` [trees].
     A ladder is `cuts`: tree k is taken in the bins [cuts[k - 1], cuts[k]). From the assignment that is best over all
-    positions, and from every single tree, one cut at a time moves to where the replayed run is fastest, until none
-    gains. A tree that no bin uses gets two coinciding thresholds.
+    positions, and from the best ladder of two trees (or one), one cut at a time moves to where the replayed run is
+    fastest, until none gains. A tree that no bin uses gets two coinciding thresholds.
     """
     edges = np.unique(np.quantile(values, np.linspace(0, 1, bins + 1)[1:-1]))
     levels, count = np.searchsorted(edges, values, side="left"), len(edges) + 1
@@ -31,7 +33,9 @@ def fit_ladder(
 
     single = [[0] * tree + [count] * (len(lengths) - 1 - tree) for tree in range(len(lengths))]
     fastest = min(single, key=milliseconds)
-    starts = [_over_all_positions(lengths, levels, count, step_ms), fastest]
+    pairs = [[0] * a + [cut] * (b - a) + [count] * (len(lengths) - 1 - b)
+             for a, b in combinations(range(len(lengths)), 2) for cut in range(1, count)]  # fmt: skip
+    starts = [_over_all_positions(lengths, levels, count, step_ms), min([fastest, *pairs], key=milliseconds)]
     cuts = min((_climb(start, count, milliseconds) for start in starts), key=milliseconds)
     if len(set(np.searchsorted(cuts, np.arange(count), side="right").tolist())) == 1:
         return None

@@ -9,6 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from entmtp.calibration.replay import Trace
+from entmtp.errors import EntmtpError
 from entmtp.tree.topology import Tree
 
 WINDOW = 8  # steps that a running mean looks back on, by exponential weights
@@ -21,6 +22,9 @@ def step_table(trace: Trace, frame: pd.DataFrame, tree: Tree, prompt_tokens: dic
     `frame` is the trace as stored, which `trace` was made from (it holds the target's margin and the heads' entropies
     too); `prompt_tokens`: by prompt id.
     """
+    if "head_entropy" not in frame:
+        raise EntmtpError("rank traces without 'head_entropy', of an earlier version: make them again (delete the "
+                          "run's traces/ folder)")  # fmt: skip
     margins, of_heads = frame["choice_margin"].to_numpy(float), np.stack(frame["head_entropy"].to_list())
     accepted_at, decay = trace.accepted(tree), 1 - 1 / WINDOW
     rows = []

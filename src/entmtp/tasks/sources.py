@@ -243,8 +243,8 @@ def row_of_line(config: TaskConfig, path: Path, number: int, row: dict) -> dict 
 
 
 def _texts_of(row: dict, keys: list[str], where: str) -> dict[str, str]:
-    """The values of those keys that the row has, as text; null is none."""
-    found = {key: row[key] for key in keys if row.get(key) is not None}
+    """The values of those keys that the row has, as text; null and an empty one are none."""
+    found = {key: row[key] for key in keys if row.get(key) is not None and str(row[key]).strip()}
     return {key: check_text(str(value), f"{where}: key '{key}'") for key, value in found.items()}
 
 
